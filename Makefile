@@ -1,0 +1,51 @@
+# `make demo` and `make test` work on a fresh clone: they set up .venv first, once.
+
+PYTHON ?= python3
+EXTRAS ?= dev,cli,sklearn
+PYTEST_ARGS ?=
+
+BIN := .venv/bin
+# One stamp per set of extras; renewed when what is to be installed changes.
+STAMP := .venv/.installed-$(EXTRAS)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format clean distclean
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
+	@echo
+	@echo "PYTHON=$(PYTHON)  EXTRAS=$(EXTRAS)  PYTEST_ARGS=$(PYTEST_ARGS)"
+
+setup: $(STAMP) ## create .venv and install hetsngp with EXTRAS into it
+
+$(STAMP): pyproject.toml constraints.txt tools/torchvision_hook.py
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || { \
+	  echo "hetsngp needs Python 3.11, 3.12 or 3.13, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1)."; \
+	  echo "Name another one: make $(or $(MAKECMDGOALS),setup) PYTHON=python3.11"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/python tools/torchvision_hook.py
+	@touch '$@'
+
+demo: $(STAMP) ## two moons: train, predict, draw both kinds of doubt into out/demo
+	$(BIN)/python experiments/synthetic/two_moons.py --out out/demo
+
+# Two workers with one thread each: torch's own threads would only fight over the same cores.
+test: lint ## lint, then every test and doctest
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+
+lint: $(STAMP) ## ruff check, ruff format --check, mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## let ruff fix and format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove caches, builds and the demo's output
+	rm -rf build dist out/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests tools experiments -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+distclean: clean ## also remove .venv
+	rm -rf .venv

@@ -1,0 +1,91 @@
+"""Random Fourier features of the RBF kernel k(h, h′) = a²·exp(−‖h − h′‖²/(2ℓ²)), and what the kernel sees.
+
+The paper prints the kernel without its minus sign and scales it as ‖·‖²/λ; here the length scale ℓ has the
+units of h and the amplitude a is the prior standard deviation of a logit.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+FEATURES = ("sincos", "cosine")
+NORMALIZATIONS = ("direction", "polar", "rms")
+# Weight of the standardised log length against the direction (√D long) under "polar".
+POLAR_WEIGHT = 0.3
+
+
+def rbf_kernel(x: Tensor, y: Tensor, amplitude: float = 1.0, length_scale: float = 1.0) -> Tensor:
+    """The exact kernel: x (N, D), y (M, D) → (N, M)."""
+    return amplitude**2 * torch.exp(-torch.cdist(x, y).square() / (2 * length_scale**2))
+
+
+def gaussian_frequencies(num: int, dim: int, *, generator: torch.Generator | None = None) -> Tensor:
+    """Independent rows W ~ N(0, I): (num, dim)."""
+    return torch.randn(num, dim, generator=generator)
+
+
+def orthogonal_frequencies(num: int, dim: int, *, generator: torch.Generator | None = None) -> Tensor:
+    """Rows with the law of N(0, I), orthogonal within fresh blocks of ``dim``: (num, dim).
+
+    Orthogonal random features (Yu et al. 2016) have lower variance than independent ones. The original code
+    repeated one block for num > dim, which adds no information; here each block is drawn anew.
+    """
+    blocks = []
+    for start in range(0, num, dim):
+        rows = min(dim, num - start)
+        q, r = torch.linalg.qr(torch.randn(dim, dim, generator=generator))
+        q = q * r.diagonal().sign()  # uniform over the orthogonal group
+        length = torch.randn(rows, dim, generator=generator).norm(dim=1, keepdim=True)
+        blocks.append(q[:rows] * length)
+    return torch.cat(blocks)
+
+
+def cosine_features(h: Tensor, frequencies: Tensor, phases: Tensor) -> Tensor:
+    """The paper's Φ = √(2/m)·cos(Wh + b): h (B, D), W (m, D), b (m,) → (B, m); E ΦΦ′ᵀ is the kernel."""
+    return math.sqrt(2 / frequencies.shape[0]) * torch.cos(h @ frequencies.mT + phases)
+
+
+def sincos_features(h: Tensor, frequencies: Tensor) -> Tensor:
+    """Φ = √(2/m)·[cos Wh, sin Wh], W (m/2, D) → (B, m). ‖Φ‖ = 1, so the prior variance is exact.
+
+    >>> phi = sincos_features(torch.randn(4, 3), torch.randn(8, 3))
+    >>> torch.allclose(phi.square().sum(-1), torch.ones(4))
+    True
+    """
+    angle = h @ frequencies.mT
+    return math.sqrt(1 / frequencies.shape[0]) * torch.cat([torch.cos(angle), torch.sin(angle)], dim=-1)
+
+
+def median_distance(h: Tensor) -> Tensor:
+    """Median pairwise distance of the rows of h (N, D), the usual length scale: a scalar."""
+    return torch.pdist(h).median()
+
+
+def normalize(
+    h: Tensor, kind: str, mean: Tensor, rms: Tensor, log_length: Tensor, log_spread: Tensor
+) -> Tensor:
+    """What the kernel sees of h (B, D), given the running statistics of the training features.
+
+    ``direction``: √D·(h − μ)/‖h − μ‖, (B, D); length is dropped, because unfamiliar images have short
+    features. ``polar``: the same and 0.3·√D·(log‖h − μ‖ − mean)/std as one more coordinate, (B, D+1); far
+    inputs stay far. ``rms``: (h − μ)/rms with one scale for all coordinates, (B, D); a distance-preserving
+    network keeps its geometry. All three have typical length √D.
+    """
+    centred = h - mean
+    if kind == "rms":
+        return centred / rms
+    root = math.sqrt(h.shape[-1])
+    length = centred.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(h.dtype).tiny ** 0.5)
+    direction = root * centred / length
+    if kind == "direction":
+        return direction
+    radius = (length.log() - log_length) / log_spread
+    return torch.cat([direction, POLAR_WEIGHT * root * radius], dim=-1)
+
+
+def clip_length(z: Tensor, longest: float) -> Tensor:
+    """z · min(1, longest/‖z‖) by row: what lies outside the ball is moved to its surface."""
+    return z * (longest / z.norm(dim=-1, keepdim=True).clamp_min(longest))

@@ -1,0 +1,89 @@
+"""Laplace posteriors of the random-feature weights β, Eq. (5) and what improves on it.
+
+With û = Φβ̂, p = softmax(û/τ) and the prior N(0, I), the Hessian of the negative log posterior has blocks
+I·[c = c′] + Σᵢ (pᵢ_c[c = c′] − pᵢ_c pᵢ_c′)/τ² · φᵢφᵢᵀ. The temperature is part of the likelihood that β̂ is
+the mode of, so it stays in. Functions here are sums over data (additive, so batches and processes can share
+the work) and factorisations of such sums; nothing is ever inverted.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+POSTERIORS = ("kronecker", "exact", "shared", "momentum", "none")
+
+
+def gram(phi: Tensor) -> Tensor:
+    """Σ φφᵀ: (B, m) → (m, m)."""
+    return phi.mT @ phi
+
+
+def class_weights(probs: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
+    """w = p(1 − p)/τ², the diagonal of the softmax Hessian and all of the sigmoid's: (B, K) → (B, K)."""
+    return probs * (1 - probs) / temperature**2
+
+
+def class_grams(phi: Tensor, weights: Tensor, max_elements: int = 2**26) -> Tensor:
+    """Σ w_c φφᵀ for every class: phi (B, m), weights (B, K) → (K, m, m). Eq. (5) without the prior."""
+    per_chunk = max(1, max_elements // max(1, phi.numel()))
+    pieces = [(phi.mT * w.unsqueeze(1)) @ phi for w in weights.mT.split(per_chunk)]
+    return torch.cat(pieces)
+
+
+def output_fisher(probs: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
+    """Σ (diag(p) − ppᵀ)/τ²: (B, K) → (K, K), the softmax Hessian summed over inputs."""
+    return (torch.diag(probs.sum(0)) - probs.mT @ probs) / temperature**2
+
+
+def precision_cholesky(sums: Tensor) -> Tensor:
+    """Lower Cholesky factor of I + sums, in float64 whatever comes in: (…, m, m)."""
+    eye = torch.eye(sums.shape[-1], device=sums.device, dtype=torch.float64)
+    return torch.linalg.cholesky(sums.double() + eye)
+
+
+def cholesky_variance(cholesky: Tensor, phi: Tensor) -> Tensor:
+    """diag(Φ P⁻¹ Φᵀ) = ‖L⁻¹φ‖², P = LLᵀ: (K, m, m) or (m, m), phi (B, m) → (B, K) or (B,).
+
+    O(B·m²) a class, and no B×B matrix.
+    """
+    solved = torch.linalg.solve_triangular(cholesky, phi.mT.expand(*cholesky.shape[:-2], -1, -1), upper=False)
+    return solved.square().sum(-2).mT if cholesky.dim() == 3 else solved.square().sum(-2)
+
+
+def contrast_basis(num_classes: int, like: Tensor) -> Tensor:
+    """Orthonormal basis (K, K−1) of the directions a softmax can see: all that is orthogonal to 1.
+
+    >>> basis = contrast_basis(4, torch.zeros(()))
+    >>> torch.allclose(basis.sum(0), torch.zeros(3), atol=1e-6)
+    True
+    """
+    first = torch.ones(num_classes, 1, dtype=torch.float64)
+    full = torch.cat([first, torch.eye(num_classes, dtype=torch.float64)[:, :-1]], dim=1)
+    return torch.linalg.qr(full)[0][:, 1:].to(like)
+
+
+def kronecker_eigen(sums: Tensor, fisher: Tensor, *, diagonal: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Eigen-factors of I + Λ ⊗ G: (Q (m, m), λ (m,), U (K, K−1), γ (K−1,)), in float64.
+
+    G = ``sums`` = ΣΦΦᵀ = QλQᵀ; Λ = ``fisher`` = UγUᵀ within the contrasts: the softmax-invariant direction 1
+    changes no probability and is left out. ``diagonal`` drops the correlation of classes: U = I (K, K) and
+    γ = diag Λ, exact for the sigmoid and cheap for very many classes.
+    """
+    values, vectors = torch.linalg.eigh(sums.double())
+    values = values.clamp_min(0)
+    fisher = fisher.double()
+    if diagonal:
+        identity = torch.eye(fisher.shape[0], device=fisher.device, dtype=torch.float64)
+        return vectors, values, identity, fisher.diagonal().clamp_min(0).clone()
+    basis = contrast_basis(fisher.shape[0], fisher)
+    gamma, rotation = torch.linalg.eigh(basis.mT @ fisher @ basis)
+    return vectors, values, basis @ rotation, gamma.clamp_min(0)
+
+
+def kronecker_scales(phi: Tensor, vectors: Tensor, values: Tensor, gamma: Tensor) -> Tensor:
+    """s_k = Σᵢ (Qᵀφ)²ᵢ / (1 + λᵢγ_k): (B, m) → (B, K′). The covariance of f is U diag(s) Uᵀ.
+
+    One matrix product for the projection and one for the sum: O(B·m·(m + K)).
+    """
+    return (phi @ vectors).square() @ (1 / (1 + values.unsqueeze(1) * gamma))

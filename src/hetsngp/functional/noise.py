@@ -1,0 +1,36 @@
+"""Label noise Σ(x) = V(x)V(x)ᵀ + diag(d(x)²), Sec. 3.3: both forms as factors of a zero-mean Gaussian."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from hetsngp.types import Factor
+
+NOISES = ("low_rank", "parameter_efficient")
+# As in the original code: a diagonal that cannot vanish keeps the link differentiable.
+MIN_STD = 1e-3
+
+
+def diagonal_variance(raw: Tensor) -> Tensor:
+    """d² with d = softplus(raw) + 1e-3: (B, K) → (B, K)."""
+    return (F.softplus(raw) + MIN_STD).square()
+
+
+def low_rank_factor(raw: Tensor, rank: int) -> Factor:
+    """V(x) from an affine map of h: (B, K·R) → a factor (B, K, R)."""
+    return Factor(raw.unflatten(-1, (-1, rank)))
+
+
+def parameter_efficient_factor(v: Tensor, basis: Tensor) -> Factor:
+    """V(x) = v(x)1ᵀ ⊙ V₀, kept factored: v (B, K), V₀ (K, R).
+
+    The original code adds a bias to this product, which gives the noise a mean; the paper has none, nor have
+    we: u − f is zero-mean for every x.
+
+    >>> f = parameter_efficient_factor(torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0], [1.0]]))
+    >>> f.dense()
+    tensor([[[1.],
+             [2.]]])
+    """
+    return Factor(basis, row=v)

@@ -1,0 +1,178 @@
+"""Operator norms by power iteration, and the soft spectral bound W·min(1, c/σ).
+
+State is explicit: a vector v goes in, (σ, v) comes out. All in float32 or better, also under autocast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Size = int | Sequence[int]
+Operator = Callable[[Tensor], Tensor]
+
+_CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d}
+_CONV_TRANSPOSE: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d}
+
+
+def start_vector(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """A fixed Gaussian vector to start the power iteration from.
+
+    Its own seed on the CPU: the global generator is left alone, and every rank and every resumed run starts
+    alike on every device.
+    """
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(tuple(shape), generator=generator, dtype=dtype, device="cpu").to(device)
+
+
+def wide_dtype(x: Tensor) -> torch.dtype:
+    """The dtype that norms of x are measured in: its own, or float32 where that is lower."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def linear_norm(weight: Tensor, v: Tensor, iterations: int = 1) -> tuple[Tensor, Tensor]:
+    """Largest singular value of a matrix: σ = uᵀWv with u ∝ Wv, v ∝ Wᵀu.
+
+    weight: (out, in); v: (in,), not zero. Returns (σ scalar, v of unit length and without gradient);
+    ∂σ/∂W = uvᵀ, u and v held fixed. The original lets no gradient through σ: it overwrites the kernel.
+
+    >>> sigma, v = linear_norm(torch.diag(torch.tensor([3.0, 1.0])), torch.ones(2), iterations=20)
+    >>> round(sigma.item(), 4), [round(x, 4) for x in v.tolist()]
+    (3.0, [1.0, 0.0])
+    """
+    w, v = _wide(weight), _wide(v)
+    with torch.autocast(weight.device.type, enabled=False):
+        return _power_iteration(lambda x: w @ x, lambda y: w.T @ y, v, iterations, groups=1)
+
+
+def conv_norm(
+    weight: Tensor,
+    v: Tensor,
+    iterations: int = 1,
+    *,
+    stride: Size = 1,
+    padding: Size | str = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    padding_mode: str = "zeros",
+) -> tuple[Tensor, Tensor]:
+    """Operator norm of a convolution, padding included, on inputs of one spatial size.
+
+    σ = max ‖conv(v)‖ / ‖v‖, by the convolution A and its exact adjoint Aᵀ (not by the kernel reshaped to a
+    matrix, whose norm can be too small by a factor √(kernel size)).
+
+    weight: (out, in/groups, *kernel), one or two kernel dimensions; v: (in, *spatial), which sets the input
+    size. The other arguments are those of `torch.nn.Conv2d`. Returns (σ scalar, v) as `linear_norm` does.
+
+    With groups the operator is block diagonal: each group iterates by itself and σ is the largest, because a
+    common vector would die out in the smaller groups and never see them grow.
+
+    >>> kernel = torch.full((1, 1, 3), 1 / 3)                     # a moving average
+    >>> sigma, _ = conv_norm(kernel, torch.ones(1, 64), 200, padding=1, padding_mode="circular")
+    >>> round(sigma.item(), 4)
+    1.0
+    """
+    dims, size, kernel = weight.dim() - 2, tuple(v.shape[1:]), tuple(weight.shape[2:])
+    if dims not in _CONV or len(size) != dims:
+        raise ValueError(
+            f"conv_norm takes the weight of a Conv1d or Conv2d and v of shape (in, *spatial); "
+            f"got weight {tuple(weight.shape)} and v {tuple(v.shape)}"
+        )
+    steps, dilations = _per_axis(stride, dims), _per_axis(dilation, dims)
+    pads = _pads(padding, kernel, dilations)
+    mode = "constant" if padding_mode == "zeros" else padding_mode
+    flat_pads = [p for pair in reversed(pads) for p in pair]
+    w, v = _wide(weight), _wide(v)
+
+    def apply(x: Tensor) -> Tensor:
+        x = F.pad(x[None], flat_pads, mode=mode)
+        return _CONV[dims](x, w, stride=steps, dilation=dilations, groups=groups)[0]
+
+    def adjoint(y: Tensor) -> Tensor:
+        # Inputs past the last whole stride are read by no kernel: output_padding gives them back as zeros.
+        rest = [
+            (n + sum(pad) - d * (k - 1) - 1) % s
+            for n, pad, d, k, s in zip(size, pads, dilations, kernel, steps, strict=True)
+        ]
+        x = _CONV_TRANSPOSE[dims](
+            y[None], w, stride=steps, output_padding=rest, dilation=dilations, groups=groups
+        )
+        return _pad_adjoint(x[0], size, pads, mode)
+
+    with torch.autocast(weight.device.type, enabled=False):
+        return _power_iteration(apply, adjoint, v, iterations, groups)
+
+
+def soft_bound(weight: Tensor, sigma: Tensor, bound: Tensor | float) -> Tensor:
+    """The weight with its norm held under c: W·min(1, c/σ).
+
+    weight: any shape, returned in its own dtype; sigma: scalar; bound: c > 0. Where σ ≤ c the weight passes
+    unchanged to the bit and no gradient reaches σ; σ = 0 is allowed.
+
+    >>> soft_bound(torch.tensor([[4.0]]), torch.tensor(4.0), 0.5)
+    tensor([[0.5000]])
+    """
+    c = torch.as_tensor(bound, dtype=sigma.dtype, device=sigma.device)
+    # c/max(σ, c) is min(1, c/σ) without the 0·∞ in its gradient at σ = 0.
+    return (_wide(weight) * (c / torch.maximum(sigma, c))).to(weight.dtype)
+
+
+def _power_iteration(
+    apply: Operator, adjoint: Operator, v: Tensor, iterations: int, groups: int
+) -> tuple[Tensor, Tensor]:
+    if iterations < 1:
+        raise ValueError(f"iterations must be at least 1, got {iterations}")
+    with torch.no_grad():
+        for _ in range(iterations - 1):
+            v = _unit(adjoint(_unit(apply(v), groups)), groups, otherwise=v)
+        u = _unit(apply(v), groups)
+    # σ = ⟨Aᵀu, v⟩ carries the gradient through the adjoint, so one iteration costs one A and one Aᵀ.
+    back = adjoint(u)
+    with torch.no_grad():
+        v = _unit(back, groups, otherwise=v)
+    return (back * v).reshape(groups, -1).sum(dim=1).amax(), v
+
+
+def _unit(x: Tensor, groups: int, otherwise: Tensor | None = None) -> Tensor:
+    """Each group of channels at unit length; a group of zeros (a layer may start so) gives `otherwise`."""
+    blocks = x.reshape(groups, -1)
+    norm = torch.linalg.vector_norm(blocks, dim=1, keepdim=True)
+    tiny = torch.finfo(x.dtype).tiny
+    fallback = blocks if otherwise is None else otherwise.reshape(groups, -1)
+    return torch.where(norm > tiny, blocks / norm.clamp_min(tiny), fallback).reshape(x.shape)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(wide_dtype(x))
+
+
+def _per_axis(value: Size, dims: int) -> list[int]:
+    return [value] * dims if isinstance(value, int) else list(value)
+
+
+def _pads(padding: Size | str, kernel: Sequence[int], dilation: Sequence[int]) -> list[tuple[int, int]]:
+    """(before, after) for each spatial axis, as torch.nn.Conv2d pads."""
+    if padding == "same":
+        totals = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        return [(total // 2, total - total // 2) for total in totals]
+    if padding == "valid":
+        return [(0, 0)] * len(kernel)
+    if isinstance(padding, str):
+        raise ValueError(f'padding must be "same", "valid" or numbers, got {padding!r}')
+    return [(p, p) for p in _per_axis(padding, len(kernel))]
+
+
+def _pad_adjoint(y: Tensor, size: Sequence[int], pads: Sequence[tuple[int, int]], mode: str) -> Tensor:
+    """Adjoint of F.pad: zeros are cut off, copies are added back to the places they were copied from."""
+    for axis, (n, pad) in enumerate(zip(size, pads, strict=True), start=1):
+        if mode == "constant":
+            y = y.narrow(axis, pad[0], n)
+        elif any(pad):
+            place = torch.arange(n, dtype=y.dtype, device=y.device)
+            source = F.pad(place[None, None], pad, mode=mode)[0, 0].long()
+            shape = [*y.shape[:axis], n, *y.shape[axis + 1 :]]
+            y = y.new_zeros(shape).index_add(axis, source, y)
+    return y

@@ -1,0 +1,255 @@
+"""Classifier and Ensemble: the two seams ``loss`` and ``predict`` that everything else calls."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hetsngp.functional.uncertainty import binary_entropy, entropy
+from hetsngp.nn.heads import GaussianHead
+from hetsngp.nn.latent import RandomFeatureGP
+from hetsngp.types import LatentNormal, Prediction, UtilityNormal
+from hetsngp.validation import check_features, check_inputs, check_positive
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """No gradients and eval mode inside; every module gets its own mode back."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+class Classifier(nn.Module):
+    """A backbone x → h and a head h → f → u → p. Made by :func:`hetsngp.build`."""
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        head: GaussianHead,
+        *,
+        num_features: int,
+        dataset_size: int | None = None,
+        config: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+        self.num_features = num_features
+        self.dataset_size = dataset_size
+        self.config = config or {}
+        """How ``build`` made this model; what ``save`` writes."""
+        self.calibration: dict[str, Any] | None = None
+        """What ``fit_posterior`` chose, or None."""
+        self._warned: set[str] = set()
+        self._trained_since_fit = False
+
+    # --- seams ------------------------------------------------------------------------------------------
+
+    def loss(self, x: Any, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Mean over the batch of −log p̄(y), plus the prior's ‖β‖²/(2N): a scalar.
+
+        Algorithm 1 prints −‖β‖², a slip: minimisation needs +½‖β‖², over N because the rest is a mean.
+        """
+        check_inputs(x)
+        h = self._features(x)
+        loss = self._in_full_precision(h, lambda h: self.head.nll(h, y, generator=generator).mean())
+        penalty = self.head.prior_penalty()
+        if penalty is None:
+            return loss
+        if self.dataset_size is None:
+            self._warn_once(
+                "dataset_size is not set, so the loss leaves the prior on the GP weights out: "
+                "build(..., dataset_size=len(train_set)) or model.dataset_size = len(train_set)"
+            )
+            return loss
+        return loss + penalty.to(loss.dtype) / self.dataset_size
+
+    def predict(
+        self, x: Any, num_samples: int | None = None, generator: torch.Generator | None = None
+    ) -> Prediction:
+        """Probabilities and both kinds of doubt; the backbone runs once.
+
+        Without ``generator`` the integration points are fixed: the same input gives the same answer, in any
+        batch. ``num_samples`` None chooses the number of points for an error of at most 0.005.
+        """
+        if num_samples is not None:
+            check_positive("num_samples", num_samples, integer=True)
+        check_inputs(x)
+        if self._trained_since_fit:
+            self._warn_once(
+                "the model was trained after its posterior was fitted: "
+                "call hetsngp.fit_posterior(model, loader) again"
+            )
+        with evaluating(self):
+            h = self._features(x)
+            return self._in_full_precision(
+                h, lambda h: self.head.predict(h, num_samples=num_samples, generator=generator)
+            )
+
+    def forward(self, x: Any) -> Tensor:
+        """log-probabilities (B, K) at the posterior mode, so ``cross_entropy(model(x), y)`` trains.
+
+        That loss has no prior; ``model.loss`` has. Under ``link="sigmoid"`` these are log-odds, for
+        ``binary_cross_entropy_with_logits``.
+        """
+        h = self._features(x)
+        return self._in_full_precision(h, self.head.log_probs)
+
+    # --- pieces -----------------------------------------------------------------------------------------
+
+    def latent(self, h: Tensor) -> LatentNormal:
+        """f at features h (B, D), under the fitted posterior."""
+        return self._in_full_precision(
+            check_features(h, self.num_features), lambda h: self.head.latent(h, posterior=True)
+        )
+
+    def utility(self, x: Any) -> UtilityNormal:
+        """u at inputs x, under the fitted posterior, before the temperature."""
+        check_inputs(x)
+        with evaluating(self):
+            h = self._features(x)
+            return self._in_full_precision(h, lambda h: self.head.utility(h, posterior=True))
+
+    @property
+    def temperature(self) -> Tensor:
+        """τ; ``float(model.temperature)`` works."""
+        return self.head.temperature
+
+    @temperature.setter
+    def temperature(self, value: float) -> None:
+        check_positive("temperature", float(value))
+        self.head.temperature.fill_(float(value))
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return self.head.num_classes
+
+    @property
+    def members(self) -> list[Classifier]:
+        """Itself: what an ensemble of one is."""
+        return [self]
+
+    def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
+        """Two groups for an optimiser: β has its own prior and is kept out of weight decay."""
+        beta = [p for name, p in self.named_parameters() if name == "head.latent.beta"]
+        rest = [p for name, p in self.named_parameters() if name != "head.latent.beta"]
+        groups = [{"params": rest, "weight_decay": weight_decay}]
+        return [*groups, {"params": beta, "weight_decay": 0.0}] if beta else groups
+
+    @torch.no_grad()
+    def update_posterior(self, x: Any) -> None:
+        """Move a ``momentum`` posterior by one batch: for streams that have no last epoch."""
+        latent = self.head.latent
+        if not isinstance(latent, RandomFeatureGP) or latent.posterior.name != "momentum":
+            raise TypeError(
+                "update_posterior is for posterior='momentum'; other posteriors take one pass with "
+                "hetsngp.fit_posterior(model, loader)"
+            )
+        check_inputs(x)
+        with evaluating(self):
+            h = self._features(x)
+            self._in_full_precision(
+                h,
+                lambda h: latent.posterior.update(latent.features(h), self.dataset_size),  # type: ignore[operator]
+            )
+        self._trained_since_fit = False
+
+    def _features(self, x: Any) -> Tensor:
+        if self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self._trained_since_fit = self.head.has_posterior and bool(self.head.latent.posterior.fitted)  # type: ignore[union-attr]
+        return check_features(self.backbone(x), self.num_features)
+
+    @staticmethod
+    def _in_full_precision(h: Tensor, fn: Any) -> Any:
+        """Run the head in float32 or better: a variance is a small difference of large numbers."""
+        with torch.autocast(h.device.type, enabled=False):
+            return fn(h.float() if h.dtype in (torch.float16, torch.bfloat16) else h)
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message, stacklevel=3)
+
+
+class Ensemble(nn.Module):
+    """A mixture of models: probabilities are averaged, and disagreement is a third source of doubt.
+
+    total = I(y; member) + mean I(y; f) + mean E[H(y | f)]: ``member_uncertainty``, the rest of
+    ``model_uncertainty``, and ``data_uncertainty``.
+    """
+
+    def __init__(self, members: Sequence[Classifier]) -> None:
+        super().__init__()
+        if len(members) == 0:
+            raise ValueError("an Ensemble needs at least one member: Ensemble([model, ...])")
+        classes = {member.num_classes for member in members}
+        links = {member.head.link.link for member in members}
+        if len(classes) > 1 or len(links) > 1:
+            raise ValueError(
+                f"members must share classes and link, got {sorted(classes)} classes, links {sorted(links)}"
+            )
+        self._members = nn.ModuleList(members)
+
+    @property
+    def members(self) -> list[Classifier]:
+        """The models."""
+        return list(self._members)  # type: ignore[arg-type]
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return self.members[0].num_classes
+
+    def loss(self, x: Any, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Mean of the members' losses: each trains as if alone."""
+        return torch.stack([m.loss(x, y, generator=generator) for m in self.members]).mean()
+
+    def predict(
+        self, x: Any, num_samples: int | None = None, generator: torch.Generator | None = None
+    ) -> Prediction:
+        """The mixture's probabilities and the three-way split."""
+        each = [m.predict(x, num_samples=num_samples, generator=generator) for m in self.members]
+        if len(each) == 1:
+            return each[0]
+        stacked = Prediction(
+            **{
+                name: torch.stack([getattr(p, name) for p in each])
+                for name in Prediction.__dataclass_fields__
+            }
+        )
+        probs = stacked.probs.mean(0)
+        sigmoid = self.members[0].head.link.link == "sigmoid"
+        total = binary_entropy(probs) if sigmoid else entropy(probs)
+        member = (total - stacked.total_uncertainty.mean(0)).clamp_min(0)
+        data = stacked.data_uncertainty.mean(0).minimum(total)
+        return Prediction(
+            probs=probs,
+            clean_probs=stacked.clean_probs.mean(0),
+            total_uncertainty=total,
+            data_uncertainty=data,
+            model_uncertainty=total - data,
+            latent_variance=stacked.latent_variance.mean(0),
+            ood_score=total - data,
+            member_uncertainty=member,
+            num_points=stacked.num_points.sum(0),
+        )
+
+    def forward(self, x: Any) -> Tensor:
+        """log of the mean probability (log-odds under the sigmoid) at the posterior modes: (B, K)."""
+        each = torch.stack([m(x) for m in self.members])
+        if self.members[0].head.link.link == "sigmoid":
+            return torch.logit(torch.sigmoid(each).mean(0))
+        return each.logsumexp(0) - math.log(len(self.members))

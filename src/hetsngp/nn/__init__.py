@@ -1,0 +1,1 @@
+"""Parameters: thin modules over hetsngp.functional."""

@@ -1,0 +1,119 @@
+"""h → f: a linear layer, or a random-feature Gaussian process with a posterior."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hetsngp.functional import features
+from hetsngp.nn.normalization import FeatureNormalizer
+from hetsngp.nn.posteriors import POSTERIOR_TYPES
+from hetsngp.types import LatentNormal
+
+# Spread of the logits at initialisation: β starts as a narrow draw from the prior's shape.
+INITIAL_LOGIT_STD = 0.5
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The GP's prior: amplitude a (standard deviation of a logit), length scale ℓ, features, what it sees."""
+
+    random_features: int = 1024
+    amplitude: float = 10.0
+    length_scale: float | None = None
+    normalization: str = "rms"
+    features: str = "sincos"
+    orthogonal: bool = True
+
+
+class LinearLatent(nn.Module):
+    """f = Wh + b, no doubt about it."""
+
+    has_posterior = False
+
+    def __init__(self, num_features: int, num_classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(num_features, num_classes)
+
+    def forward(self, h: Tensor, *, posterior: bool) -> LatentNormal:
+        """(B, D) → f: mean (B, K), zero variance."""
+        bias = self.linear.bias.to(h)
+        mean = F.linear(h, self.linear.weight.to(h), bias)
+        return LatentNormal(mean, torch.zeros_like(mean))
+
+    def prior_penalty(self) -> Tensor | None:
+        """No prior: weight decay is the optimiser's business."""
+        return None
+
+
+class RandomFeatureGP(nn.Module):
+    """f_c = φᵀβ_c, β_c ~ N(0, I), φ = a·Φ(z/ℓ) random features of the normalised h, Eq. (4).
+
+    With ``length_scale`` None, ℓ is the running median distance of training features. Sine–cosine pairs by
+    default: ‖φ‖ = a for every input, where the paper's cosines give the prior variance only on average.
+    """
+
+    has_posterior = True
+    frequencies: Tensor
+    phases: Tensor
+
+    def __init__(
+        self,
+        num_features: int,
+        num_classes: int,
+        kernel: Kernel,
+        *,
+        posterior: str = "kronecker",
+        link: str = "softmax",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.kernel = kernel
+        m = kernel.random_features
+        self.normalizer = FeatureNormalizer(num_features, kernel.normalization)
+        draw = features.orthogonal_frequencies if kernel.orthogonal else features.gaussian_frequencies
+        rows = m // 2 if kernel.features == "sincos" else m
+        self.register_buffer("frequencies", draw(rows, self.normalizer.out_features, generator=generator))
+        if kernel.features == "cosine":
+            self.register_buffer("phases", 2 * math.pi * torch.rand(m, generator=generator))
+        std = INITIAL_LOGIT_STD / kernel.amplitude
+        self.beta = nn.Parameter(torch.randn(m, num_classes, generator=generator) * std)
+        self.posterior = POSTERIOR_TYPES[posterior](num_classes, m, link)
+
+    @property
+    def length_scale(self) -> Tensor:
+        """ℓ in the units of the normalised features (typical length √D)."""
+        if self.kernel.length_scale is None:
+            return self.normalizer.distance
+        return torch.full_like(self.normalizer.distance, self.kernel.length_scale)
+
+    def features(self, h: Tensor) -> Tensor:
+        """φ: (B, D) → (B, m), ‖φ‖² the prior variance a²."""
+        z = self.normalizer(h)
+        z = z / self.length_scale.to(z)
+        if self.kernel.features == "sincos":
+            phi = features.sincos_features(z, self.frequencies.to(z))
+        else:
+            phi = features.cosine_features(z, self.frequencies.to(z), self.phases.to(z))
+        return self.kernel.amplitude * phi
+
+    def mean(self, phi: Tensor) -> Tensor:
+        """û = φᵀβ̂: (B, m) → (B, K)."""
+        return phi @ self.beta.to(phi)
+
+    def forward(self, h: Tensor, *, posterior: bool) -> LatentNormal:
+        """(B, D) → f; without ``posterior`` the variance is zero, as in training (MAP)."""
+        phi = self.features(h)
+        mean = self.mean(phi)
+        if not posterior:
+            return LatentNormal(mean, torch.zeros_like(mean))
+        var, factor = self.posterior.covariance(phi)
+        return LatentNormal(mean, var, factor)
+
+    def prior_penalty(self) -> Tensor:
+        """−log p(β) up to a constant: ½‖β‖²."""
+        return 0.5 * self.beta.square().sum()

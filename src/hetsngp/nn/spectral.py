@@ -1,0 +1,197 @@
+"""The soft spectral bound as layers: W·min(1, c/σ) inside the forward pass of Linear, Conv1d and Conv2d.
+
+A layer is bounded in place by changing its class, so that hooks, parameter names, tied references, pickle,
+deepcopy and optimisers made earlier keep working; torch's parametrizations would lose several of these.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hetsngp.functional.spectral import conv_norm, linear_norm, soft_bound, start_vector, wide_dtype
+
+_BUFFERS = ("spectral_bound", "spectral_sigma", "spectral_v")
+_OPAQUE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # read inner weights without calling the layer
+_CONV_OPTIONS = ("stride", "padding", "dilation", "groups", "padding_mode")
+_FIRST_ITERATIONS = 30  # σ to 1–2 % from a random start (error ~ log(n)/4k); then one a step keeps up
+
+
+class _Bounded(nn.Module):
+    """State and schedule of the bound; the subclasses say how the layer applies its weight.
+
+    Training: one power iteration at each forward pass (more at the first, and after a change of the spatial
+    input size), gradient through σ. Evaluation: W·min(1, c/σ) with the stored σ, and nothing is written.
+    Buffers, float32 or better whatever the weight's dtype: `spectral_bound` c, scalar; `spectral_sigma` σ,
+    scalar, 0 until measured (then the weight is left alone); `spectral_v` (in, *spatial), empty until the
+    first training pass. σ lags the weight by one iteration: by some per cent where two singular values cross
+    in fast training. `torch.compile(fullgraph=True)` wants the first pass to be eager.
+    """
+
+    weight: Tensor
+    spectral_bound: Tensor
+    spectral_sigma: Tensor
+    spectral_v: Tensor
+
+    def __init__(self, *args: Any, bound: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _register(self, bound)
+
+    def bounded_weight(self, spatial: Sequence[int] = ()) -> Tensor:
+        """The weight the layer applies; in training mode this advances the power iteration."""
+        sigma = self.spectral_sigma
+        if self.training:
+            if self.spectral_v.shape != (_in_channels(self), *spatial):
+                self._start(spatial)
+            sigma, v = _norm(self, self.spectral_v, iterations=1)
+            with torch.no_grad():  # in place, so that compiled and CUDA graphs keep their addresses
+                self.spectral_sigma.copy_(sigma)
+                self.spectral_v.copy_(v)
+        return soft_bound(self.weight, sigma, self.spectral_bound)
+
+    @torch.compiler.disable
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _start(self, spatial: Sequence[int]) -> None:
+        v = start_vector((_in_channels(self), *spatial), self.spectral_v.dtype, self.spectral_v.device)
+        self.spectral_v = _norm(self, v, _FIRST_ITERATIONS)[1].to(v)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        # Rounded to bfloat16, σ would differ between training and evaluation, and c from what was asked for.
+        before = {name: getattr(self, name) for name in _BUFFERS}
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            new = getattr(self, name)
+            if new.dtype != wide_dtype(new):
+                setattr(self, name, old.to(new.device))
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        saved = state_dict.get(prefix + "spectral_v")
+        if saved is not None:  # its shape follows the input size, which a fresh layer does not know
+            self.spectral_v = self.spectral_v.new_empty(saved.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class BoundedLinear(_Bounded, nn.Linear):
+    """Linear layer with ‖W‖ ≤ c: y = W·min(1, c/σ)·x + b; x: (..., in), y: (..., out).
+
+    >>> layer = BoundedLinear(8, 8, bound=0.5)
+    >>> y = layer(torch.randn(2, 8))                            # training mode: measures σ
+    >>> bool(torch.linalg.matrix_norm(layer.eval().bounded_weight(), 2) < 0.55)
+    True
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As nn.Linear, with the bounded weight."""
+        return F.linear(input, self.bounded_weight(), self.bias)
+
+
+class BoundedConv1d(_Bounded, nn.Conv1d):
+    """Conv1d whose operator norm at the training length is at most c; x: (B, in, L)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As nn.Conv1d, with the bounded weight."""
+        return self._conv_forward(input, self.bounded_weight(input.shape[-1:]), self.bias)
+
+
+class BoundedConv2d(_Bounded, nn.Conv2d):
+    """Conv2d whose operator norm at the training image size is at most c; x: (B, in, H, W)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As nn.Conv2d, with the bounded weight."""
+        return self._conv_forward(input, self.bounded_weight(input.shape[-2:]), self.bias)
+
+
+_BOUNDED: dict[type, type] = {nn.Linear: BoundedLinear, nn.Conv1d: BoundedConv1d, nn.Conv2d: BoundedConv2d}
+_PLAIN: dict[type, type] = {bounded: plain for plain, bounded in _BOUNDED.items()}
+
+
+def bound_layer(module: nn.Module, bound: float) -> None:
+    """Bound one exact Linear, Conv1d or Conv2d in place; a subclass may use its weight in another way."""
+    if type(module) not in _BOUNDED:
+        raise TypeError(f"only an exact Linear, Conv1d or Conv2d can be bounded, not {type(module).__name__}")
+    _register(module, bound)
+    module.__class__ = _BOUNDED[type(module)]
+
+
+def bound_spectrally(module: nn.Module, bound: float) -> list[str]:
+    """Bound every exact Linear, Conv1d and Conv2d layer of a network in place; returns their names.
+
+    Left alone: layers already bounded (a second call changes no bound), subclasses, and the inside of
+    MultiheadAttention and TransformerEncoderLayer.
+
+    >>> bound_spectrally(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), 0.95)
+    ['0', '2']
+    """
+    if not 0 < bound < float("inf"):
+        raise ValueError(f"the spectral bound must be positive and finite (0.95, or 6 for CNNs), got {bound}")
+    hidden = {inner for outer in module.modules() if isinstance(outer, _OPAQUE) for inner in outer.modules()}
+    found = {name: layer for name, layer in module.named_modules() if layer not in hidden}
+    for name, layer in found.items():
+        if getattr(layer, "cls_to_become", None) in _BOUNDED:
+            raise ValueError(f"lazy layer {name!r} has no weight yet: run a batch through the network first")
+    names = [name for name, layer in found.items() if type(layer) in _BOUNDED]
+    for name in names:
+        bound_layer(found[name], bound)
+    return names
+
+
+@torch.no_grad()
+def fold_spectral_bound(module: nn.Module) -> int:
+    """Write W·min(1, c/σ) into plain layers, for deployment; returns how many layers were folded.
+
+    Outputs in eval mode are the same to the bit. A weight that other layers share is replaced in the folded
+    layer by a copy, because each layer has its own factor.
+    """
+    layers = [layer for layer in module.modules() if isinstance(layer, _Bounded)]
+    if any("weight" not in layer._parameters for layer in layers):
+        raise ValueError("a hook recomputes the weight: remove it (weight_norm, spectral_norm) first")
+    uses = Counter(id(p) for layer in module.modules() for p in layer.parameters(recurse=False))
+    for layer in layers:
+        weight = soft_bound(layer.weight, layer.spectral_sigma, layer.spectral_bound)
+        if uses[id(layer.weight)] > 1:
+            layer.weight = nn.Parameter(weight, requires_grad=layer.weight.requires_grad)
+        else:
+            layer.weight.copy_(weight)
+        for name in _BUFFERS:
+            delattr(layer, name)
+        layer.__class__ = _PLAIN[type(layer)]
+    return len(layers)
+
+
+@torch.no_grad()
+def measure_sigma(layer: nn.Module, input_size: Sequence[int] = (), iterations: int = 100) -> Tensor:
+    """Operator norm (scalar) of a layer's own weight, before any bound; changes nothing.
+
+    layer: Linear, Conv1d or Conv2d, bounded or not; input_size: (), (length,) or (height, width).
+    """
+    weight = cast(Tensor, layer.weight)
+    v = start_vector((_in_channels(layer), *input_size), wide_dtype(weight), weight.device)
+    return _norm(layer, v, iterations)[0]
+
+
+def _norm(layer: nn.Module, v: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+    if isinstance(layer, nn.Linear):
+        return linear_norm(layer.weight, v, iterations)
+    options = {name: getattr(layer, name) for name in _CONV_OPTIONS}
+    return conv_norm(cast(Tensor, layer.weight), v, iterations, **options)
+
+
+def _in_channels(layer: nn.Module) -> int:
+    return cast(int, layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels)
+
+
+def _register(module: nn.Module, bound: float) -> None:
+    if not 0 < bound < float("inf"):
+        raise ValueError(f"the spectral bound must be positive and finite (0.95, or 6 for CNNs), got {bound}")
+    weight = cast(Tensor, module.weight)
+    if not weight.is_floating_point():
+        raise TypeError(f"only real floating-point weights can be bounded, not {weight.dtype}")
+    for name, value in zip(_BUFFERS, (bound, 0.0, []), strict=True):
+        module.register_buffer(name, torch.tensor(value, dtype=wide_dtype(weight), device=weight.device))

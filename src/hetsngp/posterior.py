@@ -1,0 +1,201 @@
+"""fit_posterior(): one clean pass over the data, and calibration on data the model has not seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from hetsngp.calibration import HeldOut, best_temperature, held_out_fisher, held_out_nll, largest_good_scale
+from hetsngp.model import Classifier, Ensemble, evaluating
+from hetsngp.nn.latent import RandomFeatureGP
+from hetsngp.nn.posteriors import MomentumPosterior, Statistics
+from hetsngp.validation import check_batch, check_class_labels, check_inputs, check_multi_hot
+
+
+@dataclass(frozen=True)
+class PosteriorReport:
+    """What ``fit_posterior`` did; also kept as ``model.calibration``."""
+
+    posterior: str
+    """Kind of posterior, or "none"."""
+    count: int
+    """Training examples that went in."""
+    temperature: float
+    scale: float
+    """Factor on the posterior variance."""
+    held_out: int = 0
+    """Held-out examples, 0 without calibration."""
+    nll_before: float | None = None
+    """Held-out NLL at the posterior mode and the training temperature."""
+    nll_mode: float | None = None
+    """… at the posterior mode and the chosen temperature."""
+    nll: float | None = None
+    """… with the chosen temperature and scale."""
+    standard_error: float | None = None
+    """Of the best held-out NLL: scales within one of it are equally good, and the largest is taken."""
+    scale_grid: tuple[tuple[float, float], ...] = ()
+    """(scale, held-out NLL) of every scale tried."""
+
+    def __str__(self) -> str:
+        text = f"posterior {self.posterior} from {self.count} examples"
+        if not self.held_out:
+            return text + ", not calibrated"
+        return (
+            f"{text}; on {self.held_out} held-out examples chose temperature {self.temperature:.3g} "
+            f"(NLL {self.nll_before:.4f} → {self.nll_mode:.4f}) and posterior scale {self.scale:.3g} "
+            f"(NLL {self.nll:.4f}, standard error {self.standard_error:.4f})"
+        )
+
+
+def fit_posterior(
+    model: Classifier | Ensemble,
+    loader: Iterable[Any],
+    calibration: Iterable[Any] | None = None,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> PosteriorReport | list[PosteriorReport]:
+    """Fit the posterior in one pass over ``loader`` and calibrate on ``calibration``; both yield (x, y).
+
+    The pass runs in eval mode without gradients, at the weights the model has now, and does nothing where a
+    method has no posterior. ``calibration`` must be held out from training (never training, never
+    out-of-distribution data): it sets the temperature by NLL, gives the Kronecker posterior its output
+    Hessian, and picks the largest posterior scale whose NLL is within one standard error of the best.
+    ``progress`` is called with the number of examples after each batch. An ensemble gets a list of reports.
+    """
+    if isinstance(model, Ensemble):
+        return [_fit_one(member, loader, calibration, progress) for member in model.members]
+    return _fit_one(model, loader, calibration, progress)
+
+
+def _fit_one(
+    model: Classifier,
+    loader: Iterable[Any],
+    calibration: Iterable[Any] | None,
+    progress: Callable[[int], None] | None,
+) -> PosteriorReport:
+    _refuse_training_data(loader, calibration)
+    latent = model.head.latent
+    with evaluating(model):
+        # Held-out batches are read first: a bad loader is found before the long pass.
+        held_out = None if calibration is None else _collect(model, calibration)
+        if not model.head.has_posterior:
+            report = PosteriorReport("none", 0, float(model.temperature), 1.0)
+            report = report if held_out is None else _calibrate(model, held_out, None, report)
+        else:
+            assert isinstance(latent, RandomFeatureGP)
+            latent.posterior.scale.fill_(1.0)
+            total = _pass_over(model, loader, progress)
+            report = PosteriorReport(latent.posterior.name, total.count, float(model.temperature), 1.0)
+            if held_out is None:
+                latent.posterior.fit(total)
+            else:
+                report = _calibrate(model, held_out, total, report)
+    model._trained_since_fit = False
+    model.calibration = asdict(report)
+    return report
+
+
+def _refuse_training_data(loader: Any, calibration: Any) -> None:
+    if calibration is None:
+        return
+    same = calibration is loader
+    data = getattr(loader, "dataset", None)
+    if same or (data is not None and data is getattr(calibration, "dataset", None)):
+        raise ValueError(
+            "calibration is the training data: give held-out data, e.g. from torch.utils.data.random_split; "
+            "on data the network has memorised every temperature looks too high"
+        )
+
+
+def _device(model: Classifier) -> torch.device:
+    return model.temperature.device
+
+
+def _move(x: Any, device: torch.device) -> Any:
+    return x.to(device) if hasattr(x, "to") else x
+
+
+def _batches(model: Classifier, loader: Iterable[Any], where: str) -> Any:
+    """Yield (h, y) in full precision from a loader of (x, y)."""
+    empty = True
+    device = _device(model)
+    for batch in loader:
+        x, y = check_batch(batch, where)
+        check_inputs(x)
+        h = model._features(_move(x, device))
+        check = check_multi_hot if model.head.link.link == "sigmoid" else check_class_labels
+        y = check(_move(y, device), model.num_classes, h.shape[0])
+        empty = False
+        yield (h.float() if h.dtype in (torch.float16, torch.bfloat16) else h), y
+    if empty:
+        raise ValueError(
+            f"{where} is empty: it yielded no batch; give a loader with data, not a used-up iterator"
+        )
+
+
+def _pass_over(
+    model: Classifier, loader: Iterable[Any], progress: Callable[[int], None] | None
+) -> Statistics:
+    latent = model.head.latent
+    assert isinstance(latent, RandomFeatureGP)
+    posterior = latent.posterior
+    if isinstance(posterior, MomentumPosterior):
+        posterior.reset()
+    total: Statistics | None = None
+    for h, _ in _batches(model, loader, "loader"):
+        with torch.autocast(h.device.type, enabled=False):
+            phi = latent.features(h)
+            temperature = model.temperature.to(phi)
+            if isinstance(posterior, MomentumPosterior):
+                posterior.update(phi, model.dataset_size)
+            probs = model.head.noise_free_probs(latent.mean(phi))
+            piece = posterior.statistics(phi, probs, temperature)
+            total = piece if total is None else total + piece
+        if progress is not None:
+            progress(total.count)
+    assert total is not None
+    return total
+
+
+def _collect(model: Classifier, calibration: Iterable[Any]) -> HeldOut:
+    batches = list(_batches(model, calibration, "calibration"))
+    held_out = HeldOut(torch.cat([h for h, _ in batches]), torch.cat([y for _, y in batches]))
+    if len(held_out.h) < 2:
+        raise ValueError("calibration holds one example; a standard error needs at least two")
+    return held_out
+
+
+def _calibrate(
+    model: Classifier, held_out: HeldOut, total: Statistics | None, report: PosteriorReport
+) -> PosteriorReport:
+    before = model.temperature.clone()
+    nll_before = float(held_out_nll(model, held_out, before, posterior=False).mean())
+    temperature = best_temperature(model, held_out, before)
+    mode = held_out_nll(model, held_out, temperature, posterior=False)
+    nll_mode = float(mode.mean())
+    model.head.temperature.copy_(temperature)
+    chosen, nll = 1.0, nll_mode
+    grid: tuple[tuple[float, float], ...] = ()
+    error = float(mode.std() / math.sqrt(len(mode)))
+    if total is not None:
+        latent = model.head.latent
+        assert isinstance(latent, RandomFeatureGP)
+        latent.posterior.fit(total, held_out_fisher(model, held_out))
+        chosen, nll, error, grid = largest_good_scale(model, held_out)
+        latent.posterior.scale.fill_(chosen)
+    return PosteriorReport(
+        posterior=report.posterior,
+        count=report.count,
+        temperature=float(temperature),
+        scale=chosen,
+        held_out=len(held_out.h),
+        nll_before=nll_before,
+        nll_mode=nll_mode,
+        nll=nll,
+        standard_error=error,
+        scale_grid=grid,
+    )

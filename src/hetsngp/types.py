@@ -1,0 +1,268 @@
+"""The values that travel through the house: Gaussians over logits and what a user gets back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A factor F of a covariance FFᵀ, kept as row ⊙ basis ⊙ column so that it need not be written out.
+
+    ``basis``: (K, R) shared by the batch, or (B, K, R). ``row``: (B, K) or None. ``column``: (B, R) or None.
+    F[b, k, r] = row[b, k] · basis[(b,) k, r] · column[b, r].
+
+    >>> f = Factor(torch.eye(2), column=torch.tensor([[1.0, 3.0]]))
+    >>> f.dense()
+    tensor([[[1., 0.],
+             [0., 3.]]])
+    """
+
+    basis: Tensor
+    row: Tensor | None = None
+    column: Tensor | None = None
+
+    @property
+    def rank(self) -> int:
+        return self.basis.shape[-1]
+
+    def dense(self) -> Tensor:
+        """F written out: (B, K, R)."""
+        out = self.basis if self.basis.dim() == 3 else self.basis.unsqueeze(0)
+        if self.row is not None:
+            out = out * self.row.unsqueeze(-1)
+        return out if self.column is None else out * self.column.unsqueeze(-2)
+
+    def matmul(self, eps: Tensor) -> Tensor:
+        """F ε for ε: (n, R) or (B, n, R) → (B, n, K), or (1, n, K) where nothing depends on the row."""
+        if self.column is not None:
+            eps = eps * self.column.unsqueeze(-2)
+        out = eps @ self.basis.mT
+        if out.dim() == 2:
+            out = out.unsqueeze(0)
+        return out if self.row is None else out * self.row.unsqueeze(-2)
+
+    def variance(self) -> Tensor:
+        """Diagonal of FFᵀ: (B, K), or (1, K) where nothing depends on the row."""
+        square = self.basis.square()
+        if self.column is not None:
+            out = (square @ self.column.square().unsqueeze(-1)).squeeze(-1)
+        else:
+            out = square.sum(-1)
+        if out.dim() == 1:
+            out = out.unsqueeze(0)
+        return out if self.row is None else out * self.row.square()
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Factor:
+        """Apply ``fn`` to every tensor that has a batch dimension."""
+        basis = fn(self.basis) if self.basis.dim() == 3 else self.basis
+        return Factor(
+            basis,
+            None if self.row is None else fn(self.row),
+            None if self.column is None else fn(self.column),
+        )
+
+    def scaled(self, by: Tensor | float) -> Factor:
+        """The factor times a scalar."""
+        return replace(self, basis=self.basis * by)
+
+
+@dataclass(frozen=True)
+class FactorSum:
+    """Several independent factors side by side: FFᵀ = Σ FᵢFᵢᵀ, R = Σ Rᵢ."""
+
+    parts: tuple[Factor, ...]
+
+    @property
+    def rank(self) -> int:
+        return sum(part.rank for part in self.parts)
+
+    def dense(self) -> Tensor:
+        """(B, K, R)."""
+        dense = [part.dense() for part in self.parts]
+        batch = max(d.shape[0] for d in dense)
+        return torch.cat([d.expand(batch, -1, -1) for d in dense], dim=-1)
+
+    def matmul(self, eps: Tensor) -> Tensor:
+        """ε: (n, R) or (B, n, R) → (B, n, K)."""
+        pieces = eps.split([part.rank for part in self.parts], dim=-1)
+        out = self.parts[0].matmul(pieces[0])
+        for part, piece in zip(self.parts[1:], pieces[1:], strict=True):
+            out = out + part.matmul(piece)
+        return out
+
+    def variance(self) -> Tensor:
+        """Diagonal of FFᵀ: (B, K)."""
+        out = self.parts[0].variance()
+        for part in self.parts[1:]:
+            out = out + part.variance()
+        return out
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> FactorSum:
+        return FactorSum(tuple(part.map(fn) for part in self.parts))
+
+    def scaled(self, by: Tensor | float) -> FactorSum:
+        return FactorSum(tuple(part.scaled(by) for part in self.parts))
+
+
+AnyFactor = Factor | FactorSum
+
+
+def join_factors(*factors: AnyFactor | None) -> AnyFactor | None:
+    """Factors of independent Gaussians that are added."""
+    parts: list[Factor] = []
+    for factor in factors:
+        if factor is not None:
+            parts.extend(factor.parts if isinstance(factor, FactorSum) else (factor,))
+    if not parts:
+        return None
+    return parts[0] if len(parts) == 1 else FactorSum(tuple(parts))
+
+
+def _as_factor(factor: Tensor | AnyFactor | None) -> AnyFactor | None:
+    return Factor(factor) if isinstance(factor, Tensor) else factor
+
+
+@dataclass(frozen=True)
+class LatentNormal:
+    """f ~ N(mean, ·): the GP posterior of the logits at each input, before label noise.
+
+    ``mean``: (B, K). ``var``: (B, K), always the marginal variance of each logit. Where classes are
+    correlated (the Kronecker posterior) ``factor`` holds F with covariance FFᵀ, whose diagonal is ``var``;
+    with ``factor`` None the covariance is diag(var).
+    """
+
+    mean: Tensor
+    var: Tensor
+    factor: AnyFactor | None = None
+
+    def covariance(self) -> Tensor:
+        """(B, K, K), written out."""
+        return self.as_utility().covariance()
+
+    def as_utility(self) -> UtilityNormal:
+        """The same Gaussian in the form diag(var) + FFᵀ."""
+        if self.factor is None:
+            return UtilityNormal(self.mean, self.var, None)
+        return UtilityNormal(self.mean, torch.zeros_like(self.mean), self.factor)
+
+
+@dataclass(frozen=True)
+class UtilityNormal:
+    """u ~ N(mean, diag(var) + FFᵀ): what every Gaussian method hands to the link, Eq. (4).
+
+    ``mean``: (B, K), not divided by the temperature. ``var``: (B, K), the class-independent part (GP
+    variance where classes are uncorrelated, and d²). ``factor``: None, a tensor (B, K, R), or a factored
+    form with ``.dense()``.
+
+    >>> u = UtilityNormal(torch.zeros(1, 2), torch.ones(1, 2), torch.ones(1, 2, 1))
+    >>> u.covariance()
+    tensor([[[2., 1.],
+             [1., 2.]]])
+    """
+
+    mean: Tensor
+    var: Tensor
+    factor: Tensor | AnyFactor | None = None
+
+    @property
+    def form(self) -> AnyFactor | None:
+        """``factor`` with a plain tensor wrapped, so that inside code meets one type."""
+        return _as_factor(self.factor)
+
+    def marginal_variance(self) -> Tensor:
+        """(B, K): var + diag(FFᵀ)."""
+        form = self.form
+        return self.var if form is None else self.var + form.variance()
+
+    def covariance(self) -> Tensor:
+        """(B, K, K), written out."""
+        out = torch.diag_embed(self.var)
+        form = self.form
+        if form is None:
+            return out
+        dense = form.dense()
+        return out + dense @ dense.mT
+
+    def tempered(self, temperature: Tensor | float) -> UtilityNormal:
+        """The Gaussian of u/τ."""
+        form = self.form
+        return UtilityNormal(
+            self.mean / temperature,
+            self.var / temperature**2,
+            None if form is None else form.scaled(1 / temperature),
+        )
+
+    def rows(self, index: Tensor | slice) -> UtilityNormal:
+        """The Gaussians of some rows of the batch."""
+        form = self.form
+        if form is not None:
+            form = form.map(lambda t: t[index] if t.shape[0] == self.mean.shape[0] else t)
+        return UtilityNormal(self.mean[index], self.var[index], form)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model believes about each input, and the two kinds of doubt, in nats.
+
+    ``total_uncertainty`` = ``data_uncertainty`` + ``model_uncertainty`` exactly. All fields have the batch
+    first; they are tensors, or NumPy arrays after :meth:`numpy`.
+    """
+
+    probs: Any
+    """(B, K) probability of the label as people would give it."""
+    clean_probs: Any
+    """(B, K) the same with the label noise removed (Σ = 0), the GP posterior kept."""
+    total_uncertainty: Any
+    """(B,) entropy of ``probs``; under the sigmoid link the sum over classes."""
+    data_uncertainty: Any
+    """(B,) E_f[H(y | f)]: what more data of this kind would not remove."""
+    model_uncertainty: Any
+    """(B,) I(y; f): how much knowing the function would tell about the label."""
+    latent_variance: Any
+    """(B,) mean GP variance over classes; grows with the distance from the training data."""
+    ood_score: Any
+    """(B,) higher = less like the training data."""
+    member_uncertainty: Any
+    """(B,) the part of ``model_uncertainty`` that is disagreement of ensemble members; 0 for one model."""
+    num_points: Any
+    """(B,) integration points spent on each input; 0 where a quadrature needs none."""
+
+    @property
+    def labels(self) -> Any:
+        """(B,) most probable class."""
+        return self.probs.argmax(-1)
+
+    @property
+    def confidence(self) -> Any:
+        """(B,) probability of the most probable class."""
+        return self.probs.max(-1) if not isinstance(self.probs, Tensor) else self.probs.amax(-1)
+
+    def map(self, fn: Callable[[Any], Any]) -> Prediction:
+        """Apply ``fn`` to every field."""
+        return Prediction(**{f.name: fn(getattr(self, f.name)) for f in fields(self)})
+
+    def numpy(self) -> Prediction:
+        """The same with NumPy arrays."""
+        return self.map(lambda t: t.detach().cpu().numpy())
+
+    def to(self, *args: Any, **kwargs: Any) -> Prediction:
+        """Move every field, as ``Tensor.to``."""
+        return self.map(lambda t: t.to(*args, **kwargs))
+
+    def __len__(self) -> int:
+        return int(self.probs.shape[0])
+
+    def __getitem__(self, index: Any) -> Prediction:
+        return self.map(lambda t: t[index])
+
+    @staticmethod
+    def cat(predictions: list[Prediction]) -> Prediction:
+        """Predictions of consecutive batches as one."""
+        names = [f.name for f in fields(Prediction)]
+        return Prediction(**{n: torch.cat([getattr(p, n) for p in predictions]) for n in names})

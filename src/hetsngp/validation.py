@@ -1,0 +1,130 @@
+"""Checks at the boundary: each error says what was wrong, where, and what to do. The inside trusts."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class PosteriorNotFittedError(RuntimeError):
+    """A prediction needs the posterior and it has not been fitted."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "posterior not fitted: call hetsngp.fit_posterior(model, loader) with the training data after "
+            "training, or build the model with posterior='none' to predict with the posterior mode"
+        )
+
+
+def eager(*tensors: Tensor) -> bool:
+    """Whether values may be looked at: not while compiling, exporting or capturing a CUDA graph."""
+    if torch.compiler.is_compiling():
+        return False
+    return not (any(t.is_cuda for t in tensors) and torch.cuda.is_current_stream_capturing())
+
+
+def check_choice(name: str, value: str, choices: Iterable[str]) -> str:
+    """``value`` is one of ``choices``."""
+    choices = tuple(choices)
+    if value not in choices:
+        close = difflib.get_close_matches(str(value), choices, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"unknown {name} {value!r}: choose one of {', '.join(map(repr, choices))}{hint}")
+    return value
+
+
+def check_positive(name: str, value: float, *, integer: bool = False) -> None:
+    """``value`` is a finite positive number (a whole one if ``integer``)."""
+    kind = "a positive whole number" if integer else "a positive finite number"
+    wrong_type = isinstance(value, bool) or not isinstance(value, int if integer else (int, float))
+    if wrong_type or not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be {kind}, got {value!r}")
+
+
+def check_num_classes(num_classes: int) -> None:
+    """At least two classes."""
+    if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 2:
+        raise ValueError(
+            f"num_classes must be a whole number of at least 2, got {num_classes!r}: "
+            "a yes-or-no label has 2 classes"
+        )
+
+
+def check_inputs(x: Any) -> None:
+    """Floating-point inputs are finite; anything that is no tensor is the backbone's business."""
+    if isinstance(x, Tensor):
+        if x.dim() == 0:
+            raise ValueError("x is a single number: inputs have the batch first, (B, ...)")
+        if x.shape[0] == 0:
+            raise ValueError("x is an empty batch: give at least one row")
+        if x.is_floating_point() and eager(x) and not bool(torch.isfinite(x).all()):
+            row = int((~torch.isfinite(x)).reshape(x.shape[0], -1).any(1).int().argmax())
+            raise ValueError(f"x has NaN or infinite values, first in row {row}: clean or impute the inputs")
+    elif isinstance(x, dict):
+        for value in x.values():
+            check_inputs(value)
+
+
+def check_features(h: Any, width: int) -> Tensor:
+    """The backbone returned (B, width)."""
+    if not isinstance(h, Tensor):
+        raise TypeError(f"the backbone must return a tensor (B, {width}), got {type(h).__name__}")
+    if h.dim() != 2 or h.shape[1] != width:
+        raise ValueError(
+            f"the backbone returned shape {tuple(h.shape)} where (B, {width}) was expected: "
+            f"backbone.num_features is {width}; pool and flatten its output, or correct num_features"
+        )
+    return h
+
+
+def check_class_labels(y: Any, num_classes: int, rows: int) -> Tensor:
+    """Whole-number labels (B,) in 0 … K−1, for the softmax link."""
+    if not isinstance(y, Tensor):
+        raise TypeError(f"y must be a tensor of class numbers, got {type(y).__name__}")
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise TypeError(
+            f"y has dtype {y.dtype}, but link='softmax' takes whole class numbers: pass y.long(), "
+            "or build with link='sigmoid' for multi-hot labels"
+        )
+    if y.dim() != 1 or y.shape[0] != rows:
+        raise ValueError(
+            f"y has shape {tuple(y.shape)} where ({rows},) was expected, one label for each row of x"
+        )
+    if eager(y):
+        low, high = torch.stack(torch.aminmax(y)).tolist()
+        if low < 0 or high >= num_classes:
+            raise ValueError(
+                f"y holds labels from {low} to {high}, but this model has num_classes={num_classes}, so "
+                f"labels must be 0 … {num_classes - 1}: renumber them, or build with another num_classes"
+            )
+    return y.long()
+
+
+def check_multi_hot(y: Any, num_classes: int, rows: int) -> Tensor:
+    """Labels (B, K) in [0, 1], for the sigmoid link."""
+    if not isinstance(y, Tensor):
+        raise TypeError(f"y must be a multi-hot tensor, got {type(y).__name__}")
+    if y.shape != (rows, num_classes):
+        raise ValueError(
+            f"y has shape {tuple(y.shape)}, but link='sigmoid' takes multi-hot labels "
+            f"({rows}, {num_classes}): use torch.nn.functional.one_hot, or build with link='softmax' for "
+            "class numbers"
+        )
+    if eager(y) and not bool(((y >= 0) & (y <= 1)).all()):
+        raise ValueError("multi-hot labels must lie in [0, 1]")
+    return y
+
+
+def check_batch(batch: Any, where: str) -> tuple[Any, Any]:
+    """A loader's batch is a pair (x, y)."""
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        got = f"{len(batch)} values" if isinstance(batch, (tuple, list)) else type(batch).__name__
+        raise TypeError(
+            f"{where} must yield pairs (x, y), got {got}: labels are needed too, "
+            "e.g. DataLoader(TensorDataset(x, y))"
+        )
+    return batch[0], batch[1]

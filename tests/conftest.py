@@ -1,0 +1,40 @@
+"""Fixtures shared by every test."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """Same initial weights and data in every run and order; the library's own draws take a generator."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """The folder of real data sets, named by the environment variable HETSNGP_DATA."""
+    value = os.environ.get("HETSNGP_DATA")
+    if not value:
+        pytest.skip("set HETSNGP_DATA to the folder of data sets to run this test")
+    root = Path(value)
+    if not root.is_dir():
+        pytest.fail(f"HETSNGP_DATA={value} is not a folder")
+    return root
