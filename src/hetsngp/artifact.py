@@ -29,6 +29,8 @@ FORMAT, VERSION = "hetsngp", 1
 CONFIG = "config.json"
 _WEIGHTS = re.compile(r"model-[0-9a-f]{16}\.safetensors")
 _MAX_CONFIG_BYTES = 2**20
+# Sizes a method may have in its options without using them, whatever the weights are.
+_ALWAYS_FINE = 2**16
 
 
 class ArtifactError(ValueError):
@@ -80,13 +82,50 @@ def load(
     config = _read_config(folder)
     tensors = _read_weights(folder, config)
     try:
+        _check_sizes(config, tensors)
+        # On the meta device first, which holds no data: a damaged config must not ask for a terabyte.
+        with torch.device("meta"):
+            outline = _rebuild(config, backbone)
+        _check_shapes(outline, tensors, folder)
         model = _rebuild(config, backbone)
     except ArtifactError:
         raise
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ArtifactError(f"{folder / CONFIG} does not describe a model: {error}") from error
     _fill(model, tensors, folder)
     return model.to(device).eval()
+
+
+def _check_sizes(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Refuse sizes and depths that no network with these weights has, before anything loops over them."""
+    largest = max([_ALWAYS_FINE, len(tensors), *(size for t in tensors.values() for size in t.shape)])
+    saved = config["model"]
+    options, described = saved["options"], saved["backbone"]
+    if not isinstance(options, dict):
+        raise TypeError(f"options is {options!r}")
+    sizes = {"num_classes": saved["num_classes"]}
+    sizes |= {name: options[name] for name in ("rank", "random_features") if name in options}
+    sizes |= described["config"] if described["name"] in BACKBONES else {}
+    for name, value in sizes.items():
+        if isinstance(value, int) and value > largest:
+            raise ValueError(f"{name} is {value}, far more than the saved weights have")
+
+
+def _check_shapes(outline: Classifier, tensors: dict[str, Tensor], folder: Path) -> None:
+    """The file holds what the described network needs. Buffers that start empty take any shape."""
+    expected = {name: tuple(t.shape) for name, t in outline.state_dict().items()}
+    missing = [name for name in expected if name not in tensors]
+    unexpected = [name for name in tensors if name not in expected]
+    other = [
+        f"{name} {tuple(tensors[name].shape)} for {shape}"
+        for name, shape in expected.items()
+        if name in tensors and 0 not in shape and tuple(tensors[name].shape) != shape
+    ]
+    if missing or unexpected or other:
+        raise ArtifactError(
+            f"the weights in {folder} do not fit the network they are loaded into: missing {missing[:3]}, "
+            f"unexpected {unexpected[:3]}, wrong shape {other[:3]}; is backbone= the same architecture?"
+        )
 
 
 def _rebuild(config: dict[str, Any], backbone: nn.Module | None) -> Classifier:
@@ -113,9 +152,10 @@ def _fill(model: Classifier, tensors: dict[str, Tensor], folder: Path) -> None:
     floating = [t.dtype for name, t in tensors.items() if t.is_floating_point() and name.startswith("head.")]
     if floating and all(dtype == torch.float64 for dtype in floating):
         model.double()
-    for name, parameter in model.named_parameters():
-        if name in tensors and tensors[name].dtype != parameter.dtype:
-            parameter.data = parameter.data.to(tensors[name].dtype)
+    for name, own in (*model.named_parameters(), *model.named_buffers()):
+        saved = tensors.get(name, own)
+        if saved.dtype != own.dtype and saved.is_floating_point() and own.is_floating_point():
+            own.data = own.data.to(saved.dtype)
     try:
         missing, unexpected = model.load_state_dict(tensors, strict=False)
     except RuntimeError as error:
@@ -139,7 +179,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise ArtifactError(f"{file} is larger than any hetsngp config: not read")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ArtifactError(f"{file} is not a JSON file: {error}") from error
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise ArtifactError(f"{file} was not written by hetsngp.save")

@@ -51,6 +51,7 @@ def _point_chunks(points: int, rows: int, classes: int, device: torch.device) ->
 
 
 def pack(utility: UtilityNormal) -> list[Tensor | None]:
+    """A utility as a flat list: mean, std, then basis, row, column of each factor."""
     form = utility.form
     parts = () if form is None else form.parts if isinstance(form, FactorSum) else (form,)
     tensors: list[Tensor | None] = [utility.mean, utility.var.sqrt()]
@@ -60,6 +61,7 @@ def pack(utility: UtilityNormal) -> list[Tensor | None]:
 
 
 def unpack(tensors: list[Tensor | None]) -> tuple[UtilityNormal, Tensor]:
+    """The utility of a flat list (its ``var`` is a placeholder) and its std."""
     mean, std = tensors[:2]
     assert mean is not None
     assert std is not None

@@ -53,6 +53,8 @@ class FeatureNormalizer(nn.Module):
 
     @torch.no_grad()
     def _update(self, h: Tensor) -> None:
+        if h.shape[0] == 1:
+            return  # one row has no spread: as a first batch it would make the scale zero
         self.steps += 1
         weight = torch.clamp(1 / self.steps, min=self.momentum).to(h.dtype)
         self._move(self.mean, h.mean(0), weight)
@@ -61,8 +63,7 @@ class FeatureNormalizer(nn.Module):
         log_length = centred.norm(dim=1).clamp_min(1e-12).log()
         self._move(self.log_length, log_length.mean(), weight)
         self._move(self.log_variance, (log_length - self.log_length.to(h)).square().mean(), weight)
-        if h.shape[0] > 1:
-            self._move(self.distance, median_distance(self._normalize(h[:DISTANCE_ROWS])), weight)
+        self._move(self.distance, median_distance(self._normalize(h[:DISTANCE_ROWS])), weight)
 
     @staticmethod
     def _move(buffer: Tensor, value: Tensor, weight: Tensor) -> None:

@@ -77,7 +77,7 @@ class ResidualMLP(nn.Module):
 
 def _linear(in_features: int, out_features: int, generator: torch.Generator | None) -> nn.Linear:
     """nn.Linear with its usual initial values, drawn from the given generator."""
-    layer = nn.utils.skip_init(nn.Linear, in_features, out_features)
+    layer = nn.utils.skip_init(nn.Linear, in_features, out_features, device=torch.get_default_device())
     assert isinstance(layer, nn.Linear)
     bound = 1 / math.sqrt(in_features)
     nn.init.uniform_(layer.weight, -bound, bound, generator=generator)

@@ -90,9 +90,8 @@ class WideResNet(nn.Module):
 def _conv(
     in_channels: int, out_channels: int, kernel: int, stride: int, generator: torch.Generator | None
 ) -> nn.Conv2d:
-    layer = nn.utils.skip_init(
-        nn.Conv2d, in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, bias=False
-    )
+    options = {"stride": stride, "padding": kernel // 2, "bias": False, "device": torch.get_default_device()}
+    layer = nn.utils.skip_init(nn.Conv2d, in_channels, out_channels, kernel, **options)
     assert isinstance(layer, nn.Conv2d)
     nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu", generator=generator)
     return layer

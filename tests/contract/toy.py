@@ -1,0 +1,88 @@
+"""Small problems and small models that the contract tests share; everything is seeded."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+import hetsngp
+from hetsngp.nn.backbones import ResidualMLP
+from hetsngp.types import Prediction
+
+TINY: dict[str, Any] = {"random_features": 32, "rank": 2}
+FIELDS = tuple(f.name for f in fields(Prediction))
+
+
+def blobs(
+    classes: int = 3, per_class: int = 24, *, flip: float = 0.0, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Gaussian blobs on a circle of radius 3; ``flip`` of the labels are replaced by random ones."""
+    g = torch.Generator().manual_seed(seed)
+    y = torch.arange(classes).repeat(per_class)
+    angle = 2 * math.pi * y / classes
+    x = 3 * torch.stack([angle.cos(), angle.sin()], 1) + 0.7 * torch.randn(len(y), 2, generator=g)
+    noisy = torch.rand(len(y), generator=g) < flip
+    return x, torch.where(noisy, torch.randint(classes, y.shape, generator=g), y)
+
+
+def loader(x: Tensor, y: Tensor, batch_size: int = 32) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(x, y), batch_size=batch_size)
+
+
+def labels_for(y: Tensor, classes: int, options: dict[str, Any]) -> Tensor:
+    """The labels as the link wants them."""
+    return torch.nn.functional.one_hot(y, classes).float() if options.get("link") == "sigmoid" else y
+
+
+def backbone(width: int = 16, depth: int = 1, inputs: int = 2) -> ResidualMLP:
+    return ResidualMLP(inputs, width=width, depth=depth, generator=torch.Generator().manual_seed(1))
+
+
+def build(method: str, classes: int = 3, **options: Any) -> hetsngp.Classifier:
+    """A fresh tiny model; the same call gives the same weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        return hetsngp.build(
+            method, backbone(), num_classes=classes, **{**TINY, "dataset_size": 24 * classes, **options}
+        )
+
+
+def descend(model: Any, x: Tensor, y: Tensor, steps: int, lr: float = 0.02) -> list[float]:
+    """Full-batch Adam on ``model.loss``; the losses on the way."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    g = torch.Generator().manual_seed(3)
+    history = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model.loss(x, y, generator=g)
+        loss.backward()
+        optimizer.step()
+        history.append(float(loss.detach()))
+    return history
+
+
+@functools.cache
+def _trained(method: str, classes: int, fit: bool, flip: float, options: tuple[tuple[str, Any], ...]) -> Any:
+    model = build(method, classes, **dict(options))
+    x, y = blobs(classes, flip=flip)
+    y = labels_for(y, classes, dict(options))
+    descend(model, x, y, steps=25)
+    if fit:
+        hetsngp.fit_posterior(model, loader(x, y))
+    return model.eval()
+
+
+def trained(method: str, classes: int = 3, *, fit: bool = True, flip: float = 0.0, **options: Any) -> Any:
+    """A copy of a model trained for a moment on :func:`blobs`, with its posterior (``fit``)."""
+    return copy.deepcopy(_trained(method, classes, fit, flip, tuple(sorted(options.items()))))
+
+
+def same_bits(a: Prediction, b: Prediction) -> bool:
+    return all(torch.equal(getattr(a, name), getattr(b, name)) for name in FIELDS)

@@ -1,0 +1,82 @@
+"""Slow, plain float64 oracles in NumPy: loops and tensor grids, sharing no code with the library."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+
+
+def softmax(u: np.ndarray) -> np.ndarray:
+    e = np.exp(u - u.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def entropy(p: np.ndarray) -> np.ndarray:
+    return -(p * np.log(np.where(p > 0, p, 1.0))).sum(-1)
+
+
+def normal_grid(
+    covariance: np.ndarray, half: float = 8.5, step: float = 0.25
+) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes (n, K) and weights (n,) of N(0, covariance): a tensor trapezoid grid over its principal axes."""
+    values, vectors = np.linalg.eigh(covariance)
+    keep = values > 1e-14 * max(values.max(), 1e-300)
+    axes = (vectors * np.sqrt(np.clip(values, 0, None)))[:, keep]
+    z = np.arange(-half, half + step / 2, step)
+    weight = np.exp(-0.5 * z**2)
+    weight /= weight.sum()
+    if axes.shape[1] == 0:
+        return np.zeros((1, len(covariance))), np.ones(1)
+    coordinates = np.array(list(itertools.product(z, repeat=axes.shape[1])))
+    weights = np.array([math.prod(w) for w in itertools.product(weight, repeat=axes.shape[1])])
+    return coordinates @ axes.T, weights
+
+
+def contrasts(covariance: np.ndarray) -> np.ndarray:
+    """The covariance with the softmax-invariant direction projected out."""
+    k = len(covariance)
+    centre = np.eye(k) - np.ones((k, k)) / k
+    return centre @ covariance @ centre
+
+
+def expected_softmax(mean: np.ndarray, covariance: np.ndarray, **grid: float) -> np.ndarray:
+    """E softmax(u), u ~ N(mean, covariance): (K,). For K = 3 the grid is two-dimensional."""
+    nodes, weights = normal_grid(contrasts(covariance), **grid)
+    return weights @ softmax(mean + nodes)
+
+
+def expected_log_softmax(mean: np.ndarray, covariance: np.ndarray, **grid: float) -> np.ndarray:
+    nodes, weights = normal_grid(contrasts(covariance), **grid)
+    return weights @ np.log(softmax(mean + nodes))
+
+
+def data_uncertainty(mean: np.ndarray, latent: np.ndarray, noise: np.ndarray, **grid: float) -> float:
+    """E_f[H(E_noise softmax(f + noise))] by two nested grids."""
+    outer, outer_weights = normal_grid(contrasts(latent), **grid)
+    inner, inner_weights = normal_grid(contrasts(noise), **grid)
+    total = 0.0
+    for f, weight in zip(outer, outer_weights, strict=True):
+        total += weight * float(entropy(inner_weights @ softmax(mean + f + inner)))
+    return total
+
+
+def monte_carlo_softmax(
+    mean: np.ndarray, std: np.ndarray, factor: np.ndarray, samples: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Plain Monte Carlo of E softmax(u): the mean (K,) and the standard deviation of one draw (K,)."""
+    rng = np.random.default_rng(seed)
+    total, square = np.zeros(len(mean)), np.zeros(len(mean))
+    chunk = max(1, 2**22 // len(mean))
+    done = 0
+    while done < samples:
+        n = min(chunk, samples - done)
+        u = mean + std * rng.standard_normal((n, len(mean)))
+        u = u + rng.standard_normal((n, factor.shape[1])) @ factor.T
+        q = softmax(u)
+        total += q.sum(0)
+        square += (q**2).sum(0)
+        done += n
+    p = total / samples
+    return p, np.sqrt(np.clip(square / samples - p**2, 0, None))

@@ -1,0 +1,123 @@
+"""Random features against the exact kernel."""
+
+import math
+
+import pytest
+import torch
+
+from hetsngp.functional.features import (
+    clip_length,
+    cosine_features,
+    gaussian_frequencies,
+    median_distance,
+    normalize,
+    orthogonal_frequencies,
+    rbf_kernel,
+    sincos_features,
+)
+from hetsngp.nn.latent import Kernel, RandomFeatureGP
+
+
+def points(n: int = 40, d: int = 16) -> torch.Tensor:
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(1)) * 0.5
+
+
+def kernel_error(kind: str, m: int, *, orthogonal: bool, seed: int) -> float:
+    g = torch.Generator().manual_seed(seed)
+    x = points()
+    draw = orthogonal_frequencies if orthogonal else gaussian_frequencies
+    if kind == "sincos":
+        phi = sincos_features(x, draw(m // 2, x.shape[1], generator=g))
+    else:
+        phases = 2 * math.pi * torch.rand(m, generator=g)
+        phi = cosine_features(x, draw(m, x.shape[1], generator=g), phases)
+    return float((phi @ phi.mT - rbf_kernel(x, x)).square().mean().sqrt())
+
+
+@pytest.mark.parametrize("kind", ["sincos", "cosine"])
+@pytest.mark.parametrize("orthogonal", [True, False])
+def test_features_converge_to_the_exact_kernel(kind: str, orthogonal: bool) -> None:
+    errors = {
+        m: sum(kernel_error(kind, m, orthogonal=orthogonal, seed=s) for s in range(8)) / 8 for m in (64, 4096)
+    }
+    assert errors[4096] < 0.02
+    # Monte Carlo rate: 64 times the features, an eighth of the error.
+    assert errors[64] / errors[4096] == pytest.approx(8, rel=0.35)
+
+
+@pytest.mark.parametrize("kind", ["sincos", "cosine"])
+def test_orthogonal_beats_gaussian_at_equal_m(kind: str) -> None:
+    seeds = range(300)  # the phases of the cosine kind drown most of the gain
+    orthogonal = torch.tensor([kernel_error(kind, 64, orthogonal=True, seed=s) for s in seeds])
+    gaussian = torch.tensor([kernel_error(kind, 64, orthogonal=False, seed=s) for s in seeds])
+    gap = gaussian - orthogonal
+    assert gap.mean() > 4 * gap.std() / math.sqrt(len(gap))
+
+
+def test_orthogonal_blocks_are_orthogonal_fresh_and_normal() -> None:
+    w = orthogonal_frequencies(40, 16, generator=torch.Generator().manual_seed(0)).double()
+    for start in (0, 16, 32):
+        block = w[start : start + 16]
+        gram = block @ block.mT
+        off = gram - torch.diag(gram.diagonal())
+        assert off.abs().max() < 1e-4 * gram.diagonal().max()
+    # Fresh: no row of the second block is a multiple of a row of the first.
+    unit = w / w.norm(dim=1, keepdim=True)
+    assert (unit[:16] @ unit[16:32].mT).abs().max() < 0.95
+    many = orthogonal_frequencies(16_000, 16, generator=torch.Generator().manual_seed(1))
+    assert many.mean().abs() < 4 / math.sqrt(many.numel())
+    assert many.square().sum(1).mean() == pytest.approx(16, rel=0.02)
+    assert many.square().sum(1).var() == pytest.approx(32, rel=0.1)  # χ²₁₆, not a constant length
+
+
+def test_sine_cosine_pairs_give_the_prior_variance_exactly() -> None:
+    x = points(n=100).double() * 5
+    gp = RandomFeatureGP(16, 3, Kernel(64, amplitude=7.0, length_scale=1.0)).double().eval()
+    assert torch.allclose(gp.features(x).square().sum(-1), torch.full((100,), 49.0, dtype=torch.float64))
+    cosine = (
+        RandomFeatureGP(16, 3, Kernel(64, amplitude=7.0, length_scale=1.0, features="cosine")).double().eval()
+    )
+    assert cosine.features(x).square().sum(-1).std() > 0.1  # the paper's features do so only on average
+
+
+def test_amplitude_and_length_scale_mean_what_they_say() -> None:
+    torch.manual_seed(0)
+    gp = RandomFeatureGP(16, 3, Kernel(8192, amplitude=3.0, length_scale=2.5)).eval()
+    x = points()
+    phi = gp.features(x)
+    z = gp.normalizer(x)
+    assert (phi @ phi.mT - rbf_kernel(z, z, amplitude=3.0, length_scale=2.5)).abs().max() < 0.4  # of 9
+
+
+def test_length_scale_follows_the_median_distance_of_the_data() -> None:
+    gp = RandomFeatureGP(16, 3, Kernel(64)).train()
+    g = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        gp.features(torch.randn(128, 16, generator=g) * 7 + 3)
+    gp.eval()
+    z = gp.normalizer(torch.randn(1000, 16, generator=g) * 7 + 3)
+    oracle = torch.cdist(z, z)[torch.triu(torch.ones(1000, 1000, dtype=torch.bool), 1)].median()
+    assert float(gp.length_scale) == pytest.approx(float(oracle), rel=0.02)
+    assert float(median_distance(z)) == pytest.approx(float(oracle), rel=1e-4)
+    before = gp.length_scale.clone()
+    gp.features(torch.randn(64, 16) * 100)
+    assert torch.equal(gp.length_scale, before)  # evaluation moves nothing
+
+
+def test_normalisations() -> None:
+    h = torch.tensor([[3.0, 4.0], [0.0, 2.0]], dtype=torch.float64)
+    mean, rms = torch.tensor([0.0, 1.0], dtype=torch.float64), torch.tensor(2.0, dtype=torch.float64)
+    log_length, spread = torch.tensor(0.5, dtype=torch.float64), torch.tensor(0.25, dtype=torch.float64)
+    by_kind = {k: normalize(h, k, mean, rms, log_length, spread) for k in ("rms", "direction", "polar")}
+    assert torch.allclose(by_kind["rms"], (h - mean) / 2)
+    lengths = torch.tensor([math.sqrt(18.0), 1.0], dtype=torch.float64)
+    direction = math.sqrt(2) * (h - mean) / lengths[:, None]
+    assert torch.allclose(by_kind["direction"], direction)
+    assert torch.allclose(by_kind["polar"][:, :2], direction)
+    radius = 0.3 * math.sqrt(2) * (lengths.log() - 0.5) / 0.25
+    assert torch.allclose(by_kind["polar"][:, 2], radius)
+
+
+def test_clipping_keeps_the_inside_and_moves_the_outside_to_the_surface() -> None:
+    z = torch.tensor([[0.3, 0.4], [6.0, 8.0]])
+    assert torch.allclose(clip_length(z, 1.0), torch.tensor([[0.3, 0.4], [0.6, 0.8]]))

@@ -1,0 +1,301 @@
+"""E softmax and E σ against tensor grids, long Monte Carlo and a textbook that keeps every sample."""
+
+import math
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hetsngp.functional.link import sigmoid_log_probs, softmax_log_probs, softmax_probs
+from hetsngp.functional.points import Points
+from hetsngp.functional.streaming import StreamedLogSoftmax, pack
+from hetsngp.types import Factor, FactorSum, UtilityNormal
+from tests.reference import oracles
+
+NOISE = {"mild": (0.5, 0.5), "wide factor": (4.0, 1.0), "wide diagonal": (1.0, 6.0), "wide both": (5.0, 5.0)}
+
+
+def utility(
+    batch: int, classes: int, rank: int, kind: str, seed: int = 0, dtype=torch.float32
+) -> UtilityNormal:
+    g = torch.Generator().manual_seed(seed)
+    in_factor, in_diagonal = NOISE[kind]
+    mean = 2 * torch.randn(batch, classes, generator=g, dtype=dtype)
+    factor = in_factor / math.sqrt(rank) * torch.randn(batch, classes, rank, generator=g, dtype=dtype)
+    return UtilityNormal(mean, torch.full((batch, classes), in_diagonal**2, dtype=dtype), factor)
+
+
+def numpy_parts(u: UtilityNormal, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean, std and factor of one row."""
+    dense = u.form.dense() if u.form is not None else torch.zeros(*u.mean.shape, 1)
+    return tuple(t[row].double().numpy() for t in (u.mean, u.var.sqrt(), dense))
+
+
+# --- values ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["mild", "wide factor", "wide both"])
+def test_three_classes_against_a_grid(kind: str) -> None:
+    u = utility(4, 3, 2, kind, dtype=torch.float64)
+    probs, _ = softmax_probs(u, target_error=0.0005, max_points=2**20)
+    log_mean = softmax_log_probs(u, num_samples=2**14, seed=0)
+    mean_log = softmax_log_probs(u, num_samples=2**14, seed=0, likelihood="mean_log")
+    for row in range(4):
+        mean, cov = u.mean[row].numpy(), u.covariance()[row].numpy()
+        oracle = oracles.expected_softmax(mean, cov, step=0.05)
+        assert probs[row].numpy() == pytest.approx(oracle, abs=5e-4)
+        assert log_mean[row].exp().numpy() == pytest.approx(oracle, abs=5e-3)
+        assert mean_log[row].numpy() == pytest.approx(
+            oracles.expected_log_softmax(mean, cov, step=0.05), abs=0.08
+        )
+
+
+def test_two_classes_are_exact() -> None:
+    u = utility(5, 2, 3, "wide both", dtype=torch.float64)
+    probs, points = softmax_probs(u)
+    assert (points == 0).all()
+    for row in range(5):
+        oracle = oracles.expected_softmax(u.mean[row].numpy(), u.covariance()[row].numpy(), step=0.005)
+        assert probs[row].numpy() == pytest.approx(oracle, abs=1e-9)
+        assert softmax_log_probs(u, num_samples=1)[row].exp().numpy() == pytest.approx(oracle, abs=1e-9)
+
+
+def test_no_noise_is_the_plain_softmax() -> None:
+    mean = torch.randn(3, 5)
+    u = UtilityNormal(mean, torch.zeros(3, 5))
+    assert torch.equal(softmax_probs(u)[0], torch.softmax(mean, -1))
+    assert torch.equal(softmax_log_probs(u, num_samples=7), torch.log_softmax(mean, -1))
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10, 100, 1000])
+@pytest.mark.parametrize("kind", NOISE)
+def test_chosen_number_of_points_meets_the_target_error(classes: int, kind: str) -> None:
+    """``num_samples=None``: no probability is off by more than 0.005."""
+    u = utility(2, classes, 6, kind, seed=classes)
+    probs, points = softmax_probs(u)
+    assert torch.allclose(probs.sum(-1), torch.ones(2), atol=1e-5)
+    samples = {1000: 2**16, 100: 2**18}.get(classes, 2**19)
+    reference, sd = oracles.monte_carlo_softmax(*numpy_parts(u, 0), samples=samples, seed=1)
+    slack = 4 * sd / math.sqrt(samples)  # what the reference itself may be off by
+    assert (np.abs(probs[0].numpy() - reference) <= 0.005 + slack).all()
+    if classes > 2 and kind == "mild":
+        assert points.max() <= 2048
+
+
+def test_target_error_is_met_for_nearly_every_row() -> None:
+    """Not by luck on one row: 300 rows of each width, three classes, against the grid."""
+    for kind in NOISE:
+        u = utility(300, 3, 2, kind, seed=7, dtype=torch.float64)
+        probs, _ = softmax_probs(u)
+        cov = u.covariance().numpy()
+        oracle = np.stack(
+            [oracles.expected_softmax(u.mean[i].numpy(), cov[i], step=0.2) for i in range(0, 300, 5)]
+        )
+        assert np.abs(probs[::5].numpy() - oracle).max() < 0.005
+
+
+@pytest.mark.parametrize("sampler", ["mc", "antithetic"])
+def test_plain_samplers_agree_within_four_standard_errors(sampler: str) -> None:
+    u = utility(1, 5, 3, "mild", dtype=torch.float64)
+    reference, sd = oracles.monte_carlo_softmax(*numpy_parts(u, 0), samples=2**20, seed=3)
+    probs, points = softmax_probs(u, num_samples=4096, sampler=sampler)
+    assert (points == 4096).all()
+    assert (np.abs(probs[0].numpy() - reference) <= 4 * sd * math.sqrt(1 / 4096 + 2**-20)).all()
+
+
+# --- how many points ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("classes", "rank"), [(3, 6), (10, 6), (100, 6), (1000, 15)])
+@pytest.mark.parametrize("kind", ["mild", "wide factor", "wide diagonal", "wide both"])
+def test_points_needed_against_plain_monte_carlo(classes: int, rank: int, kind: str) -> None:
+    """At equal error: at least 10 times fewer for mild noise (0.3 in each part), never more."""
+    u = utility(3, classes, rank, kind, seed=11)
+    if kind == "mild":
+        u = UtilityNormal(u.mean, u.var * 0.36, u.form.scaled(0.6))
+    count, repeats = 128, 24 if classes < 1000 else 12
+    draws = torch.stack([softmax_probs(u, num_samples=count, seed=s)[0] for s in range(repeats)]).double()
+    ours = draws.var(0).sum()  # unbiased: variance is the squared error
+    samples = 2**13
+    plain = sum(
+        (oracles.monte_carlo_softmax(*numpy_parts(u, r), samples=samples, seed=r)[1] ** 2).sum()
+        for r in range(3)
+    )
+    ratio = float(plain / count / ours)  # points of plain Monte Carlo for one of ours
+    noise = 4 * math.sqrt(2 / (repeats - 1) / 6)  # a variance of few effective terms
+    assert ratio > (10 if kind == "mild" else 1 - noise), ratio
+
+
+def test_estimates_are_unbiased() -> None:
+    """Independent randomisations scatter around the truth, whatever the net."""
+    for classes, kind in ((10, "wide both"), (60, "mild")):
+        u = utility(1, classes, 4, kind, seed=5, dtype=torch.float64)
+        draws = torch.stack([softmax_probs(u, num_samples=32, seed=s)[0][0] for s in range(200)])
+        reference, sd = oracles.monte_carlo_softmax(*numpy_parts(u, 0), samples=2**19, seed=2)
+        error = np.sqrt((draws.std(0) ** 2 / 200).numpy() + sd**2 / 2**19)
+        assert (np.abs(draws.mean(0).numpy() - reference) < 5 * error + 1e-12).all()
+
+
+# --- gradients and memory -------------------------------------------------------------------------------
+
+
+def textbook(u: UtilityNormal, points: Points, count: int, likelihood: str) -> Tensor:
+    """Materialise every sample, let autograd do the rest."""
+    eps_factor, eps_diagonal = points.block(0, count, like=u.mean)
+    dense = u.form.dense()
+    draws = u.mean[:, None] + u.var.sqrt()[:, None] * eps_diagonal + eps_factor @ dense.mT
+    log_q = torch.log_softmax(draws, -1)
+    return log_q.logsumexp(1) - math.log(count) if likelihood == "log_mean" else log_q.mean(1)
+
+
+def factored(batch: int, classes: int, rank: int) -> list[Tensor]:
+    """mean, var, dense factor, row, shared basis, shared basis, column."""
+    g = torch.Generator().manual_seed(0)
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    tensors = [leaf(batch, classes), leaf(batch, classes).square() + 0.1, leaf(batch, classes, rank)]
+    tensors += [leaf(batch, classes), leaf(classes, rank), leaf(classes, 3), leaf(batch, 3).abs() + 0.1]
+    return [t.requires_grad_() for t in tensors]
+
+
+def joined(
+    mean: Tensor, var: Tensor, dense: Tensor, row: Tensor, basis: Tensor, eigen: Tensor, column: Tensor
+):
+    parts = (Factor(dense), Factor(basis, row=row), Factor(eigen, column=column))
+    return UtilityNormal(mean, var, FactorSum(parts))
+
+
+@pytest.mark.parametrize("likelihood", ["log_mean", "mean_log"])
+def test_gradcheck(likelihood: str) -> None:
+    def fn(*tensors: Tensor) -> Tensor:
+        return softmax_log_probs(joined(*tensors), num_samples=20, seed=3, likelihood=likelihood)
+
+    assert torch.autograd.gradcheck(fn, factored(2, 4, 2))
+
+
+@pytest.mark.parametrize("likelihood", ["log_mean", "mean_log"])
+@pytest.mark.parametrize("chunk", [64, 2**18])
+def test_streaming_equals_the_textbook(likelihood: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetsngp.functional.streaming.CPU_CHUNK", chunk)
+    tensors = factored(7, 6, 2)
+    points = Points("sobol", 2 + 2 + 3, 6, seed=4)
+    weight = torch.randn(7, 6, dtype=torch.float64)
+    for run in (0, 1):
+        u = joined(*tensors)
+        out = (
+            StreamedLogSoftmax.apply(points, 200, likelihood, None, *pack(u))
+            if run
+            else textbook(u, points, 200, likelihood)
+        )
+        grads = torch.autograd.grad((out * weight).sum(), tensors)
+        if run == 0:
+            expected, expected_grads = out, grads
+    assert torch.allclose(out, expected, atol=1e-12)
+    for got, want in zip(grads, expected_grads, strict=True):
+        assert torch.allclose(got, want, atol=1e-10)
+
+
+def test_very_unlikely_classes_have_finite_loss_and_gradient() -> None:
+    mean = torch.tensor([[0.0, -500.0, 300.0]], requires_grad=True)
+    u = UtilityNormal(mean, torch.full((1, 3), 0.01), torch.full((1, 3, 1), 0.1))
+    out = softmax_log_probs(u, num_samples=16, seed=0)
+    assert torch.isfinite(out).all()
+    out[0, 1].backward()
+    assert torch.isfinite(mean.grad).all()
+    assert mean.grad[0, 1] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_memory_does_not_grow_with_the_number_of_points() -> None:
+    """O(B·K) forward and backward: 4,096 points cost no more than 256. The textbook would take 1 GiB more."""
+    code = textwrap.dedent("""
+        import resource, sys, torch
+        from hetsngp.functional.link import softmax_log_probs, softmax_probs
+        from hetsngp.types import UtilityNormal
+        torch.set_num_threads(1)
+        tensors = [torch.randn(64, 1000), torch.rand(64, 1000), torch.randn(64, 1000, 4)]
+        def run(count):
+            leaves = [t.clone().requires_grad_() for t in tensors]
+            softmax_log_probs(UtilityNormal(*leaves), num_samples=count, seed=0).sum().backward()
+            softmax_probs(UtilityNormal(*tensors), num_samples=count)
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        small = run(256)
+        print(run(4096) - small)
+    """)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(run.stdout) < 64  # MiB; one more (B, S, K) tensor would be 1,000
+
+
+def test_reproducible_by_generator() -> None:
+    u = utility(3, 5, 2, "mild")
+
+    def draw(seed: int) -> Tensor:
+        g = torch.Generator().manual_seed(seed)
+        return softmax_log_probs(u, num_samples=8, generator=g, decorrelate=True)
+
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
+    state = torch.get_rng_state()
+    draw(1)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_rows_do_not_influence_each_other() -> None:
+    u = utility(6, 12, 3, "wide factor")
+    whole, points = softmax_probs(u)
+    for row in range(6):
+        alone, alone_points = softmax_probs(u.rows(slice(row, row + 1)))
+        assert torch.allclose(alone[0], whole[row], atol=1e-6)
+        assert alone_points[0] == points[row]
+
+
+def test_decorrelated_rows_average_their_errors() -> None:
+    """Equal rows: with own signs their errors cancel in the batch mean, without they cannot."""
+    row = utility(1, 5, 2, "wide factor", dtype=torch.float64)
+    u = row.rows(torch.zeros(256, dtype=torch.long))
+    spread = {}
+    for decorrelate in (True, False):
+        means = [
+            softmax_log_probs(u, num_samples=8, seed=s, decorrelate=decorrelate).exp().mean(0)
+            for s in range(40)
+        ]
+        spread[decorrelate] = float(torch.stack(means).std(0).max())
+    assert spread[True] < 0.5 * spread[False]
+
+
+# --- many classes, sigmoid ------------------------------------------------------------------------------
+
+
+def test_imagenet_21k_classes_work() -> None:
+    g = torch.Generator().manual_seed(0)
+    classes, rank = 21_843, 50
+    mean = (2 * torch.randn(2, classes, generator=g)).requires_grad_()
+    row = (0.1 * torch.randn(2, classes, generator=g)).requires_grad_()
+    basis = torch.randn(classes, rank, generator=g).requires_grad_()
+    u = UtilityNormal(mean, torch.full((2, classes), 0.25), Factor(basis, row=row))
+    log_probs = softmax_log_probs(u, num_samples=32, seed=0, decorrelate=True)
+    log_probs[:, 0].sum().backward()
+    assert torch.allclose(log_probs.exp().sum(-1), torch.ones(2), atol=1e-4)
+    for leaf in (mean, row, basis):
+        assert torch.isfinite(leaf.grad).all()
+        assert leaf.grad.abs().sum() > 0
+    probs, points = softmax_probs(u.rows(slice(None)))
+    assert torch.allclose(probs.sum(-1), torch.ones(2), atol=1e-4)
+    assert points.max() <= 1024
+
+
+def test_sigmoid_link_uses_the_marginal_variance_only() -> None:
+    u = utility(3, 4, 2, "wide factor", dtype=torch.float64)
+    log_yes, log_no = sigmoid_log_probs(u)
+    cov = u.covariance().numpy()
+    for row in range(3):
+        for c in range(4):
+            two = np.array([[0.0, 0.0], [0.0, cov[row, c, c]]])
+            oracle = oracles.expected_softmax(np.array([0.0, float(u.mean[row, c])]), two, step=0.005)[1]
+            assert float(log_yes[row, c].exp()) == pytest.approx(oracle, abs=1e-9)
+    assert torch.allclose(log_yes.exp() + log_no.exp(), torch.ones(3, 4, dtype=torch.float64), atol=1e-9)

@@ -1,0 +1,115 @@
+"""The model/data split against nested tensor grids."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from hetsngp.functional.link import softmax_probs
+from hetsngp.functional.uncertainty import (
+    binary_entropy,
+    entropy,
+    model_uncertainty,
+    sigmoid_model_uncertainty,
+)
+from hetsngp.types import Factor, UtilityNormal
+from tests.reference import oracles
+
+
+def gaussian(batch: int, classes: int, scale: float, seed: int) -> UtilityNormal:
+    g = torch.Generator().manual_seed(seed)
+    var = scale**2 * (0.5 + torch.rand(batch, classes, generator=g, dtype=torch.float64))
+    factor = scale * torch.randn(batch, classes, 2, generator=g, dtype=torch.float64)
+    return UtilityNormal(torch.randn(batch, classes, generator=g, dtype=torch.float64), var, factor)
+
+
+def added(f: UtilityNormal, noise: UtilityNormal) -> UtilityNormal:
+    return UtilityNormal(f.mean, f.var + noise.var, torch.cat([f.factor, noise.factor], -1))
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize(("latent_scale", "noise_scale"), [(0.3, 1.0), (1.0, 0.3), (2.0, 2.0)])
+def test_split_against_nested_grids(classes: int, latent_scale: float, noise_scale: float) -> None:
+    f, noise = gaussian(3, classes, latent_scale, 0), gaussian(3, classes, noise_scale, 1)
+    probs, _ = softmax_probs(added(f, noise), target_error=1e-4, max_points=2**20)
+    model = model_uncertainty(f, noise, probs)
+    step = {"step": 0.25} if classes == 2 else {"half": 5.0, "step": 0.5}
+    for row in range(3):
+        mean = f.mean[row].numpy()
+        latent, label = f.covariance()[row].numpy(), noise.covariance()[row].numpy()
+        data = oracles.data_uncertainty(mean, latent, label, **step)
+        total = float(oracles.entropy(oracles.expected_softmax(mean, latent + label, step=0.1)))
+        tolerance = 1e-4 if classes == 2 else 0.015  # quadrature, or 512 × 64 nested points
+        assert float(model[row]) == pytest.approx(total - data, abs=tolerance)
+        assert total - data > 0.005
+
+
+def test_without_noise_against_a_grid() -> None:
+    f = gaussian(3, 3, 1.5, 0)
+    probs, _ = softmax_probs(f, target_error=1e-4, max_points=2**20)
+    model = model_uncertainty(f, None, probs)
+    for row in range(3):
+        nodes, weights = oracles.normal_grid(oracles.contrasts(f.covariance()[row].numpy()), step=0.1)
+        q = oracles.softmax(f.mean[row].numpy() + nodes)
+        oracle = oracles.entropy(weights @ q) - weights @ oracles.entropy(q)
+        assert float(model[row]) == pytest.approx(float(oracle), abs=0.01)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 50])
+def test_zero_gp_variance_is_exactly_zero_row_by_row(classes: int) -> None:
+    f, noise = gaussian(4, classes, 1.0, 0), gaussian(4, classes, 1.0, 1)
+    none = torch.tensor([0.0, 1.0, 0.0, 1.0], dtype=torch.float64)
+    f = UtilityNormal(f.mean, f.var * none[:, None], Factor(f.factor * none[:, None, None]))
+    probs, _ = softmax_probs(UtilityNormal(f.mean, f.var + noise.var, noise.factor))
+    model = model_uncertainty(f, noise, probs)
+    assert (model[[0, 2]] == 0).all()
+    assert (model[[1, 3]] > 0.01).all()
+
+
+def test_model_uncertainty_grows_with_the_gp_variance_from_zero() -> None:
+    """Common inner points: no noise floor, and the small-variance law I ≈ ½ Σ Var(p)/p."""
+    f, noise = gaussian(1, 5, 1.0, 0), gaussian(1, 5, 1.0, 1)
+    values = []
+    for scale in (1e-4, 1e-3, 1e-2, 1e-1, 1.0):
+        small = UtilityNormal(f.mean, f.var * scale**2, f.factor * scale)
+        probs, _ = softmax_probs(added(small, noise))
+        values.append(float(model_uncertainty(small, noise, probs)))
+    assert all(b > a for a, b in zip(values, values[1:], strict=False))
+    assert values[1] / values[0] == pytest.approx(100, rel=0.05)
+
+
+def test_very_many_classes_far_from_the_data_pass_the_ceiling_of_the_nested_rule() -> None:
+    """1,000 classes, prior variance 100: I(y; f) is near log 1000 = 6.9, 256 points alone give at most 5.5."""
+    f = UtilityNormal(torch.zeros(1, 1000), torch.full((1, 1000), 100.0))
+    probs, _ = softmax_probs(f, num_samples=2**15)
+    draws = np.random.default_rng(0).normal(scale=10, size=(4000, 1000))
+    data = float(oracles.entropy(oracles.softmax(draws)).mean())
+    assert float(model_uncertainty(f, None, probs)) == pytest.approx(math.log(1000) - data, abs=0.15)
+
+
+def test_sigmoid_split_against_a_grid() -> None:
+    mean = torch.tensor([[0.5, -2.0], [0.0, 3.0]], dtype=torch.float64)
+    latent = torch.tensor([[4.0, 0.25], [0.0, 100.0]], dtype=torch.float64)
+    label = torch.tensor([[1.0, 2.0], [1.0, 0.5]], dtype=torch.float64)
+    z, w = oracles.normal_grid(np.eye(1), step=0.02)
+    probs = torch.empty_like(mean)
+    oracle = np.zeros(2)
+    for i in range(2):
+        for c in range(2):
+            f = float(mean[i, c]) + math.sqrt(float(latent[i, c])) * z[:, 0]
+            given_f = np.array([
+                w @ (1 / (1 + np.exp(-(value + math.sqrt(float(label[i, c])) * z[:, 0])))) for value in f
+            ])  # fmt: skip
+            p = w @ given_f
+            probs[i, c] = p
+            two = lambda q: oracles.entropy(np.stack([q, 1 - q], -1))  # noqa: E731
+            oracle[i] += two(np.array(p)) - w @ two(given_f)
+    got = sigmoid_model_uncertainty(mean, latent, label, probs)
+    assert got.numpy() == pytest.approx(oracle, abs=2e-4)
+    assert torch.allclose(binary_entropy(torch.tensor([[0.5, 0.5]])), torch.tensor([2 * math.log(2)]))
+
+
+def test_entropy_of_certainty_is_zero() -> None:
+    assert torch.equal(entropy(torch.eye(3)), torch.zeros(3))
+    assert not torch.signbit(entropy(torch.eye(3))).any()
