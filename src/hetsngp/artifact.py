@@ -30,7 +30,7 @@ CONFIG = "config.json"
 _WEIGHTS = re.compile(r"model-[0-9a-f]{16}\.safetensors")
 _MAX_CONFIG_BYTES = 2**20
 # Sizes a method may have in its options without using them, whatever the weights are.
-_ALWAYS_FINE = 2**16
+_ALWAYS_FINE = 2**14
 
 
 class ArtifactError(ValueError):

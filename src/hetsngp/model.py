@@ -235,14 +235,15 @@ class Ensemble(nn.Module):
         total = binary_entropy(probs) if sigmoid else entropy(probs)
         member = (total - stacked.total_uncertainty.mean(0)).clamp_min(0)
         data = stacked.data_uncertainty.mean(0).minimum(total)
+        model = total - data
         return Prediction(
             probs=probs,
             clean_probs=stacked.clean_probs.mean(0),
-            total_uncertainty=total,
+            total_uncertainty=data + model,
             data_uncertainty=data,
-            model_uncertainty=total - data,
+            model_uncertainty=model,
             latent_variance=stacked.latent_variance.mean(0),
-            ood_score=total - data,
+            ood_score=model,
             member_uncertainty=member,
             num_points=stacked.num_points.sum(0),
         )

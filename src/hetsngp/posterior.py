@@ -20,12 +20,12 @@ from hetsngp.validation import check_batch, check_class_labels, check_inputs, ch
 class PosteriorReport:
     """What ``fit_posterior`` did; also kept as ``model.calibration``."""
 
-    posterior: str
-    """Kind of posterior, or "none"."""
-    count: int
-    """Training examples that went in."""
     temperature: float
-    scale: float
+    posterior: str = "none"
+    """Kind of posterior."""
+    count: int = 0
+    """Training examples that went in."""
+    scale: float = 1.0
     """Factor on the posterior variance."""
     held_out: int = 0
     """Held-out examples, 0 without calibration."""
@@ -41,12 +41,18 @@ class PosteriorReport:
     """(scale, held-out NLL) of every scale tried."""
 
     def __str__(self) -> str:
-        text = f"posterior {self.posterior} from {self.count} examples"
+        has_posterior = self.posterior != "none"
+        text = f"posterior {self.posterior} from {self.count} examples" if has_posterior else "no posterior"
         if not self.held_out:
             return text + ", not calibrated"
+        text += (
+            f"; on {self.held_out} held-out examples chose temperature {self.temperature:.3g} "
+            f"(NLL {self.nll_before:.4f} → {self.nll_mode:.4f})"
+        )
+        if not has_posterior:
+            return text
         return (
-            f"{text}; on {self.held_out} held-out examples chose temperature {self.temperature:.3g} "
-            f"(NLL {self.nll_before:.4f} → {self.nll_mode:.4f}) and posterior scale {self.scale:.3g} "
+            f"{text} and posterior scale {self.scale:.3g} "
             f"(NLL {self.nll:.4f}, standard error {self.standard_error:.4f})"
         )
 
@@ -80,20 +86,16 @@ def _fit_one(
     _refuse_training_data(loader, calibration)
     latent = model.head.latent
     with evaluating(model):
-        # Held-out batches are read first: a bad loader is found before the long pass.
         held_out = None if calibration is None else _collect(model, calibration)
-        if not model.head.has_posterior:
-            report = PosteriorReport("none", 0, float(model.temperature), 1.0)
-            report = report if held_out is None else _calibrate(model, held_out, None, report)
-        else:
+        chosen = {} if held_out is None else _choose_temperature(model, held_out)
+        if model.head.has_posterior:
             assert isinstance(latent, RandomFeatureGP)
-            latent.posterior.scale.fill_(1.0)
             total = _pass_over(model, loader, progress)
-            report = PosteriorReport(latent.posterior.name, total.count, float(model.temperature), 1.0)
-            if held_out is None:
-                latent.posterior.fit(total)
-            else:
-                report = _calibrate(model, held_out, total, report)
+            latent.posterior.scale.fill_(1.0)  # after the pass: a loader that fails leaves the old posterior
+            latent.posterior.fit(total, None if held_out is None else held_out_fisher(model, held_out))
+            chosen |= {"posterior": latent.posterior.name, "count": total.count}
+            chosen |= {} if held_out is None else _choose_scale(model, held_out)
+        report = PosteriorReport(temperature=float(model.temperature), **chosen)
     model._trained_since_fit = False
     model.calibration = asdict(report)
     return report
@@ -169,33 +171,24 @@ def _collect(model: Classifier, calibration: Iterable[Any]) -> HeldOut:
     return held_out
 
 
-def _calibrate(
-    model: Classifier, held_out: HeldOut, total: Statistics | None, report: PosteriorReport
-) -> PosteriorReport:
-    before = model.temperature.clone()
-    nll_before = float(held_out_nll(model, held_out, before, posterior=False).mean())
-    temperature = best_temperature(model, held_out, before)
-    mode = held_out_nll(model, held_out, temperature, posterior=False)
-    nll_mode = float(mode.mean())
-    model.head.temperature.copy_(temperature)
-    chosen, nll = 1.0, nll_mode
-    grid: tuple[tuple[float, float], ...] = ()
-    error = float(mode.std() / math.sqrt(len(mode)))
-    if total is not None:
-        latent = model.head.latent
-        assert isinstance(latent, RandomFeatureGP)
-        latent.posterior.fit(total, held_out_fisher(model, held_out))
-        chosen, nll, error, grid = largest_good_scale(model, held_out)
-        latent.posterior.scale.fill_(chosen)
-    return PosteriorReport(
-        posterior=report.posterior,
-        count=report.count,
-        temperature=float(temperature),
-        scale=chosen,
-        held_out=len(held_out.h),
-        nll_before=nll_before,
-        nll_mode=nll_mode,
-        nll=nll,
-        standard_error=error,
-        scale_grid=grid,
-    )
+def _choose_temperature(model: Classifier, held_out: HeldOut) -> dict[str, Any]:
+    """Set τ by the held-out NLL at the posterior mode; first, because the posterior is of τ's likelihood."""
+    before = held_out_nll(model, held_out, model.temperature, posterior=False)
+    model.head.temperature.copy_(best_temperature(model, held_out))
+    after = held_out_nll(model, held_out, model.temperature, posterior=False)
+    return {
+        "held_out": len(held_out.h),
+        "nll_before": float(before.mean()),
+        "nll_mode": float(after.mean()),
+        "nll": float(after.mean()),
+        "standard_error": float(after.std() / math.sqrt(len(after))),
+    }
+
+
+def _choose_scale(model: Classifier, held_out: HeldOut) -> dict[str, Any]:
+    """Set the factor on the posterior variance."""
+    latent = model.head.latent
+    assert isinstance(latent, RandomFeatureGP)
+    scale, nll, error, grid = largest_good_scale(model, held_out)
+    latent.posterior.scale.fill_(scale)
+    return {"scale": scale, "nll": nll, "standard_error": error, "scale_grid": grid}

@@ -21,7 +21,7 @@ FIELDS = tuple(f.name for f in fields(Prediction))
 
 
 def blobs(
-    classes: int = 3, per_class: int = 24, *, flip: float = 0.0, seed: int = 0
+    classes: int = 3, per_class: int = 12, *, flip: float = 0.0, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Gaussian blobs on a circle of radius 3; ``flip`` of the labels are replaced by random ones."""
     g = torch.Generator().manual_seed(seed)
@@ -32,7 +32,7 @@ def blobs(
     return x, torch.where(noisy, torch.randint(classes, y.shape, generator=g), y)
 
 
-def loader(x: Tensor, y: Tensor, batch_size: int = 32) -> DataLoader[Any]:
+def loader(x: Tensor, y: Tensor, batch_size: int = 12) -> DataLoader[Any]:
     return DataLoader(TensorDataset(x, y), batch_size=batch_size)
 
 
@@ -50,7 +50,7 @@ def build(method: str, classes: int = 3, **options: Any) -> hetsngp.Classifier:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
         return hetsngp.build(
-            method, backbone(), num_classes=classes, **{**TINY, "dataset_size": 24 * classes, **options}
+            method, backbone(), num_classes=classes, **{**TINY, "dataset_size": 12 * classes, **options}
         )
 
 

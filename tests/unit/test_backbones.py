@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import pickle
 
@@ -41,6 +42,8 @@ def test_config_rebuilds_the_network(backbone: nn.Module, shape: tuple[int, ...]
     fresh.load_state_dict(original.state_dict())
     assert torch.equal(fresh.eval()(x), original(x))
     assert fresh.config == backbone.config
+    assert {*config, "generator"} == {*inspect.signature(type(backbone)).parameters}
+    assert fresh.blocks[0].dropout.p == backbone.blocks[0].dropout.p
 
 
 @each_backbone
@@ -158,6 +161,18 @@ def test_wide_resnet_has_as_many_layers_as_its_depth_says() -> None:
         block.register_forward_hook(lambda m, a, out: sizes.append(tuple(out.shape[1:])))
     model(torch.randn(2, 3, 32, 32))
     assert sizes == [(16, 32, 32)] * 3 + [(32, 16, 16)] * 3 + [(64, 8, 8)] * 3
+
+
+def test_wide_resnet_is_the_formula() -> None:
+    model, x = WideResNet(depth=16, width=1, dropout=0.5), torch.randn(3, 3, 8, 8)
+    model(x)  # running statistics other than 0 and 1
+    model.eval()
+    h = model.stem(x)
+    for block in model.blocks:
+        active = block.norm1(h).clamp(min=0)
+        branch = block.conv2(block.norm2(block.conv1(active)).clamp(min=0))
+        h = branch + (h if block.shortcut is None else block.shortcut(active))
+    torch.testing.assert_close(model(x), model.norm(h).clamp(min=0).flatten(2).mean(2))
 
 
 def test_wide_resnet_starts_with_unit_scale() -> None:

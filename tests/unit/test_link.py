@@ -8,13 +8,13 @@ import textwrap
 import numpy as np
 import pytest
 import torch
+from tests.reference import oracles
 from torch import Tensor
 
 from hetsngp.functional.link import sigmoid_log_probs, softmax_log_probs, softmax_probs
 from hetsngp.functional.points import Points
 from hetsngp.functional.streaming import StreamedLogSoftmax, pack
 from hetsngp.types import Factor, FactorSum, UtilityNormal
-from tests.reference import oracles
 
 NOISE = {"mild": (0.5, 0.5), "wide factor": (4.0, 1.0), "wide diagonal": (1.0, 6.0), "wide both": (5.0, 5.0)}
 

@@ -1,10 +1,12 @@
 """The model/data split against nested tensor grids."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 import torch
+from tests.reference import oracles
 
 from hetsngp.functional.link import softmax_probs
 from hetsngp.functional.uncertainty import (
@@ -14,7 +16,6 @@ from hetsngp.functional.uncertainty import (
     sigmoid_model_uncertainty,
 )
 from hetsngp.types import Factor, UtilityNormal
-from tests.reference import oracles
 
 
 def gaussian(batch: int, classes: int, scale: float, seed: int) -> UtilityNormal:
@@ -24,6 +25,11 @@ def gaussian(batch: int, classes: int, scale: float, seed: int) -> UtilityNormal
     return UtilityNormal(torch.randn(batch, classes, generator=g, dtype=torch.float64), var, factor)
 
 
+def zero_mean(batch: int, classes: int, scale: float, seed: int) -> UtilityNormal:
+    u = gaussian(batch, classes, scale, seed)
+    return UtilityNormal(torch.zeros_like(u.mean), u.var, u.factor)
+
+
 def added(f: UtilityNormal, noise: UtilityNormal) -> UtilityNormal:
     return UtilityNormal(f.mean, f.var + noise.var, torch.cat([f.factor, noise.factor], -1))
 
@@ -31,7 +37,7 @@ def added(f: UtilityNormal, noise: UtilityNormal) -> UtilityNormal:
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize(("latent_scale", "noise_scale"), [(0.3, 1.0), (1.0, 0.3), (2.0, 2.0)])
 def test_split_against_nested_grids(classes: int, latent_scale: float, noise_scale: float) -> None:
-    f, noise = gaussian(3, classes, latent_scale, 0), gaussian(3, classes, noise_scale, 1)
+    f, noise = gaussian(3, classes, latent_scale, 0), zero_mean(3, classes, noise_scale, 1)
     probs, _ = softmax_probs(added(f, noise), target_error=1e-4, max_points=2**20)
     model = model_uncertainty(f, noise, probs)
     step = {"step": 0.25} if classes == 2 else {"half": 5.0, "step": 0.5}
@@ -40,7 +46,7 @@ def test_split_against_nested_grids(classes: int, latent_scale: float, noise_sca
         latent, label = f.covariance()[row].numpy(), noise.covariance()[row].numpy()
         data = oracles.data_uncertainty(mean, latent, label, **step)
         total = float(oracles.entropy(oracles.expected_softmax(mean, latent + label, step=0.1)))
-        tolerance = 1e-4 if classes == 2 else 0.015  # quadrature, or 512 × 64 nested points
+        tolerance = 1e-4 if classes == 2 else 0.01  # quadrature, or 512 × 64 nested points
         assert float(model[row]) == pytest.approx(total - data, abs=tolerance)
         assert total - data > 0.005
 
@@ -58,7 +64,7 @@ def test_without_noise_against_a_grid() -> None:
 
 @pytest.mark.parametrize("classes", [2, 3, 50])
 def test_zero_gp_variance_is_exactly_zero_row_by_row(classes: int) -> None:
-    f, noise = gaussian(4, classes, 1.0, 0), gaussian(4, classes, 1.0, 1)
+    f, noise = gaussian(4, classes, 1.0, 0), zero_mean(4, classes, 1.0, 1)
     none = torch.tensor([0.0, 1.0, 0.0, 1.0], dtype=torch.float64)
     f = UtilityNormal(f.mean, f.var * none[:, None], Factor(f.factor * none[:, None, None]))
     probs, _ = softmax_probs(UtilityNormal(f.mean, f.var + noise.var, noise.factor))
@@ -69,18 +75,18 @@ def test_zero_gp_variance_is_exactly_zero_row_by_row(classes: int) -> None:
 
 def test_model_uncertainty_grows_with_the_gp_variance_from_zero() -> None:
     """Common inner points: no noise floor, and the small-variance law I ≈ ½ Σ Var(p)/p."""
-    f, noise = gaussian(1, 5, 1.0, 0), gaussian(1, 5, 1.0, 1)
+    f, noise = gaussian(1, 5, 1.0, 0), zero_mean(1, 5, 1.0, 1)
     values = []
     for scale in (1e-4, 1e-3, 1e-2, 1e-1, 1.0):
         small = UtilityNormal(f.mean, f.var * scale**2, f.factor * scale)
         probs, _ = softmax_probs(added(small, noise))
         values.append(float(model_uncertainty(small, noise, probs)))
-    assert all(b > a for a, b in zip(values, values[1:], strict=False))
+    assert all(b > a for a, b in itertools.pairwise(values))
     assert values[1] / values[0] == pytest.approx(100, rel=0.05)
 
 
 def test_very_many_classes_far_from_the_data_pass_the_ceiling_of_the_nested_rule() -> None:
-    """1,000 classes, prior variance 100: I(y; f) is near log 1000 = 6.9, 256 points alone give at most 5.5."""
+    """1,000 classes, prior variance 100: I(y; f) nears log 1000 = 6.9; 128 points alone give at most 4.9."""
     f = UtilityNormal(torch.zeros(1, 1000), torch.full((1, 1000), 100.0))
     probs, _ = softmax_probs(f, num_samples=2**15)
     draws = np.random.default_rng(0).normal(scale=10, size=(4000, 1000))

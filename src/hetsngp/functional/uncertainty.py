@@ -17,8 +17,8 @@ from hetsngp.functional.quadrature import log_expected_sigmoid, normal_nodes
 from hetsngp.functional.streaming import sample
 from hetsngp.types import UtilityNormal
 
-# Up to so many classes, this many (outer, inner) points of the nested rule: about 10⁵ softmax terms a row, for
-# an error near 0.01 nats. Without noise there are no inner
+# Up to so many classes, this many (outer, inner) points of the nested rule: about 10⁵ softmax terms a row,
+# for an error of a few thousandths of a nat. Without noise there are no inner
 # points and four times the outer ones.
 NESTED = {8: (512, 64), 32: (256, 32), 128: (64, 32), 10**9: (32, 16)}
 CHUNK = 2**20

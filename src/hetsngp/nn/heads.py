@@ -163,11 +163,12 @@ class GaussianHead(nn.Module):
     def _prediction(
         self, latent: LatentNormal, probs: Tensor, clean: Tensor, total: Tensor, model: Tensor, points: Tensor
     ) -> Prediction:
+        data = total - model
         return Prediction(
             probs=probs,
             clean_probs=clean,
-            total_uncertainty=total,
-            data_uncertainty=total - model,
+            total_uncertainty=data + model,  # H(probs) to the last bit but one, so that the sum is exact
+            data_uncertainty=data,
             model_uncertainty=model,
             latent_variance=latent.var.mean(-1),
             ood_score=model if self.has_posterior else total,

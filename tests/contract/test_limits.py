@@ -1,0 +1,176 @@
+"""Limits in which one method becomes another, or the answer is known (STYLE 12)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from tests.contract import toy
+from torch import Tensor
+
+import hetsngp
+from hetsngp.functional import noise as noise_functions
+
+KINDS = ("kronecker", "exact", "shared", "momentum")
+
+
+def _silence(model: Any) -> None:
+    """Σ(x) → 0 through the noise head's parameters: V = 0 and d = softplus(−100) + MIN_STD = MIN_STD."""
+    with torch.no_grad():
+        for parameter in model.head.noise.parameters():
+            parameter.zero_()
+        model.head.noise.diagonal.bias.fill_(-100.0)
+
+
+def _twins(classes: int, posterior: str, noise: str) -> tuple[Any, Any]:
+    """A fitted sngp, and a hetsngp with the same weights and posterior and its noise silenced."""
+    sngp = toy.trained("sngp", classes, posterior=posterior)
+    het = toy.build("hetsngp", classes, posterior=posterior, noise=noise)
+    missing, unexpected = het.load_state_dict(sngp.state_dict(), strict=False)
+    assert not unexpected
+    assert all(name.startswith("head.noise.") for name in missing)
+    _silence(het)
+    return sngp, het.eval()
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("noise", ["low_rank", "parameter_efficient"])
+@pytest.mark.parametrize("posterior", KINDS)
+def test_hetsngp_without_noise_is_sngp(posterior: str, noise: str, classes: int) -> None:
+    x, y = toy.blobs(classes)
+    sngp, het = _twins(classes, posterior, noise)
+    a, b = sngp.utility(x), het.utility(x)
+    assert torch.equal(a.mean, b.mean)
+    # The diagonal cannot fall below MIN_STD = 1e-3, so the covariances differ by 1e-6·I and nothing else.
+    floor = noise_functions.MIN_STD**2 * torch.eye(classes)
+    torch.testing.assert_close(b.covariance() - floor, a.covariance(), rtol=1e-5, atol=1e-5)
+    p, q = sngp.predict(x), het.predict(x)
+    torch.testing.assert_close(q.clean_probs, p.clean_probs, rtol=0, atol=1e-6)
+    torch.testing.assert_close(q.probs, p.probs, rtol=0, atol=1e-3)  # dp ≤ MIN_STD·|dp/du|
+    torch.testing.assert_close(q.latent_variance, p.latent_variance)
+    # 64 × 32 nested points against 256 × 1: integration error, not a difference of the models.
+    torch.testing.assert_close(q.model_uncertainty, p.model_uncertainty, rtol=0, atol=0.03)
+    losses = [m.loss(x, y, generator=torch.Generator().manual_seed(0)).detach() for m in (sngp, het)]
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_hetsngp_with_sigma_exactly_zero_gives_the_probabilities_of_sngp(
+    classes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noise_functions, "MIN_STD", 0.0)  # softplus(−100)² underflows to 0
+    x, _ = toy.blobs(classes)
+    sngp, het = _twins(classes, "kronecker", "low_rank")
+    torch.testing.assert_close(het.predict(x).probs, sngp.predict(x).probs, rtol=0, atol=1e-6)
+
+
+def _monte_carlo(mean: Tensor, var: Tensor, factor: Tensor, draws: int = 20_000) -> tuple[Tensor, Tensor]:
+    """E softmax(u) by plain draws in float64, and its standard error: each (B, K)."""
+    g = torch.Generator().manual_seed(7)
+    mean, var, factor = mean.double(), var.double(), factor.double()
+    eps = torch.randn(draws, *mean.shape, generator=g, dtype=torch.float64)
+    eta = torch.randn(draws, mean.shape[0], factor.shape[-1], generator=g, dtype=torch.float64)
+    p = torch.softmax(mean + var.sqrt() * eps + torch.einsum("bkr,sbr->sbk", factor, eta), -1)
+    return p.mean(0), p.std(0) / math.sqrt(draws)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("posterior", [*KINDS, "none"])
+def test_zero_gp_variance_is_heteroscedastic_noise_on_the_same_mean(posterior: str, classes: int) -> None:
+    x = toy.blobs(classes)[0][:8]
+    model = toy.trained("hetsngp", classes, flip=0.4, posterior=posterior)
+    with torch.no_grad():
+        model.head.noise.factor.bias.add_(1.0)  # noise wide enough to matter
+    model.head.latent.posterior.scale.fill_(0.0)
+    # The oracle from parts: Φβ from the latent, d² and V from the noise head, nothing of the posterior.
+    with torch.no_grad():
+        h = model.backbone(x)
+        mean = model.head.latent.features(h) @ model.head.latent.beta
+        var, factor = model.head.noise(h)
+        v = factor.dense()
+    u = model.utility(x)
+    assert torch.equal(u.mean, mean)
+    torch.testing.assert_close(u.covariance(), torch.diag_embed(var) + v @ v.mT)
+    p = model.predict(x)
+    expected, error = _monte_carlo(mean, var, v)
+    assert (p.probs.double() - expected).abs().le(4 * error + hetsngp.functional.link.TARGET_ERROR).all()
+    assert not torch.allclose(p.probs, torch.softmax(mean, -1), atol=0.02)  # the noise did matter
+    assert (p.model_uncertainty == 0).all()
+    assert (p.latent_variance == 0).all()
+    torch.testing.assert_close(p.clean_probs, torch.softmax(mean, -1), rtol=0, atol=1e-6)
+    mode = toy.build("hetsngp", classes, posterior="none")
+    mode.load_state_dict(model.state_dict(), strict=False)
+    torch.testing.assert_close(mode.predict(x).probs, p.probs, rtol=0, atol=1e-5)
+
+
+def _far(distance: float = 100.0, rows: int = 24) -> Tensor:
+    angle = torch.arange(rows) * (2 * math.pi / rows)
+    return distance * torch.stack([angle.cos(), angle.sin()], 1)
+
+
+@pytest.mark.parametrize("method", ["sngp", "hetsngp"])
+@pytest.mark.parametrize("posterior", KINDS)
+def test_far_from_the_data_the_prior_returns(posterior: str, method: str) -> None:
+    x, y = toy.blobs(3)
+    # Many features: far features are random against those of the data, and overlap them by about rank/m.
+    model = toy.trained(method, 3, posterior=posterior, random_features=512)
+    near, far = model.predict(x), model.predict(_far())
+    assert far.latent_variance.min() > near.latent_variance.max()
+    assert far.model_uncertainty.min() > near.model_uncertainty.mean()
+    # A kronecker posterior leaves the direction out that no softmax can see.
+    prior = 10.0**2 * ((1 - 1 / 3) if posterior == "kronecker" else 1.0)
+    torch.testing.assert_close(far.latent_variance, torch.full((24,), prior), rtol=0.05, atol=0)
+    # Never above the prior, to rounding: data only take variance away.
+    assert far.latent_variance.max() <= prior * (1 + 1e-4)
+    # Logits of standard deviation 10 around means of a few: no class is favoured for long.
+    assert (far.probs - 1 / 3).abs().mean() < 0.08
+    assert (near.probs - 1 / 3).abs().mean() > 0.2
+    assert (near.labels == y).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("amplitude", [0.5, 3.0])
+def test_the_prior_far_away_is_the_amplitude_squared(amplitude: float) -> None:
+    model = toy.trained("sngp", 4, posterior="shared", random_features=512, amplitude=amplitude)
+    torch.testing.assert_close(
+        model.predict(_far()).latent_variance, torch.full((24,), amplitude**2), rtol=0.05, atol=0
+    )
+
+
+@pytest.mark.parametrize("posterior", KINDS)
+def test_the_posterior_is_that_of_the_dense_precision(posterior: str) -> None:
+    """(I + Hessian)⁻¹ of all K·m weights written out in float64, from several batches."""
+    x, y = toy.blobs(3)
+    model = toy.trained("sngp", 3, posterior=posterior)
+    hetsngp.fit_posterior(model, toy.loader(x, y, 9))
+    with torch.no_grad():
+        phi = model.head.latent.features(model.backbone(x)).double()
+        p = torch.softmax(phi @ model.head.latent.beta.double(), -1)
+    m = phi.shape[1]
+    gram = torch.zeros(m, m, dtype=torch.float64)
+    for row in phi:
+        gram += torch.outer(row, row)
+    if posterior == "kronecker":
+        output = torch.stack([torch.diag(q) - torch.outer(q, q) for q in p]).mean(0)
+        blocks = torch.kron(output, gram)
+        seen = torch.eye(3) - torch.ones(3, 3) / 3  # what a softmax can see
+    elif posterior == "exact":
+        blocks = torch.block_diag(*[(phi.mT * (p[:, c] * (1 - p[:, c]))) @ phi for c in range(3)])
+        seen = torch.eye(3)
+    else:
+        blocks, seen = torch.kron(torch.eye(3).double(), gram), torch.eye(3)
+    covariance = torch.linalg.inv(torch.eye(3 * m) + blocks)
+    for row in (0, 7, 20):
+        at = torch.kron(seen.double(), phi[row].unsqueeze(0))  # (K, K·m)
+        expected = (at @ covariance @ at.mT).float()
+        found = model.utility(x[row : row + 1]).covariance()[0]
+        torch.testing.assert_close(found, expected, rtol=2e-3, atol=1e-4)
+
+
+def test_more_data_leaves_less_variance() -> None:
+    x, y = toy.blobs(3)
+    model = toy.trained("sngp", 3)
+    before = model.predict(x).latent_variance
+    hetsngp.fit_posterior(model, toy.loader(x.repeat(8, 1), y.repeat(8)))
+    assert (model.predict(x).latent_variance < before).all()

@@ -1,0 +1,249 @@
+"""Held-out data choose temperature, output Hessian and scale; each choice is recomputed by other means."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.contract import toy
+from torch import Tensor
+
+import hetsngp
+from hetsngp.recipes import METHODS
+
+TRAIN = toy.blobs(3, flip=0.3, seed=0)
+HELD_OUT = toy.blobs(3, 20, flip=0.3, seed=1)
+
+
+def fitted(method: str, *, held_out: Any = HELD_OUT, **options: Any) -> tuple[Any, Any]:
+    model = toy.trained(method, 3, fit=False, flip=0.3, **options)
+    calibration = None if held_out is None else toy.loader(*held_out)
+    return model, hetsngp.fit_posterior(model, toy.loader(*TRAIN), calibration)
+
+
+def logits(model: Any, x: Tensor) -> Tensor:
+    """The posterior mode's logits from the parts, in float64."""
+    with torch.no_grad():
+        h = model.backbone(x)
+        latent = model.head.latent
+        f = latent.features(h) @ latent.beta if hasattr(latent, "beta") else latent.linear(h)
+    return f.double()
+
+
+def nll(f: Tensor, y: Tensor, temperature: float) -> float:
+    return float(F.cross_entropy(f / temperature, y))
+
+
+def draws_nll(model: Any, scale: float, draws: int = 4000, held_out: Any = HELD_OUT) -> Tensor:
+    """−log E softmax(u/τ)[y] of each held-out example with the posterior's variance times ``scale``, by
+    plain Monte Carlo in float64 from the covariance written out."""
+    x, y = held_out
+    model.head.latent.posterior.scale.fill_(1.0)
+    with torch.no_grad():
+        latent = model.latent(model.backbone(x))
+        noise = model.utility(x).covariance() - latent.covariance()
+    values, vectors = torch.linalg.eigh(scale * latent.covariance().double() + noise.double())
+    root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
+    eps = torch.randn(draws, *latent.mean.shape, generator=torch.Generator().manual_seed(0)).double()
+    u = latent.mean.double() + torch.einsum("bkl,sbl->sbk", root, eps)
+    p = torch.softmax(u / float(model.temperature), -1).mean(0)
+    return -p.gather(1, y[:, None]).squeeze(1).log()
+
+
+@pytest.mark.parametrize("method", ["deterministic", "sngp"])
+@pytest.mark.parametrize("start", [0.3, 1.0, 4.0])
+def test_the_temperature_minimises_held_out_nll(method: str, start: float) -> None:
+    model = toy.trained(method, 3, fit=False, flip=0.3)
+    model.temperature = start
+    report = hetsngp.fit_posterior(model, toy.loader(*TRAIN), toy.loader(*HELD_OUT))
+    f, y = logits(model, HELD_OUT[0]), HELD_OUT[1]
+    grid = [start * 10 ** (i / 1000) for i in range(-1000, 1001)]
+    best = min(grid, key=lambda t: nll(f, y, t))
+    assert not math.isclose(best, start, rel_tol=0.05)  # there was something to find
+    assert float(model.temperature) == pytest.approx(best, rel=0.01)  # the search stops at one per cent
+    assert report.temperature == float(model.temperature)
+    assert report.nll_before == pytest.approx(nll(f, y, start), rel=1e-4)
+    assert report.nll_mode == pytest.approx(nll(f, y, best), rel=1e-4)
+    assert report.nll_mode < report.nll_before
+    assert report.held_out == len(y)
+
+
+def test_the_temperature_takes_the_noise_into_account() -> None:
+    """For hetsngp the NLL is that of the noisy softmax, so its optimum is not that of the bare logits."""
+    model, report = fitted("hetsngp")
+    with torch.no_grad():
+        model.head.noise.factor.bias.add_(2.0)
+    model.temperature = 1.0
+    report = hetsngp.fit_posterior(model, toy.loader(*TRAIN), toy.loader(*HELD_OUT))
+    grid = [report.temperature * 2 ** (i / 4) for i in range(-4, 5)]
+    values = []
+    for t in grid:
+        model.temperature = t
+        values.append(float(draws_nll(model, 0.0).mean()))
+    assert min(range(9), key=values.__getitem__) in (3, 4, 5)
+    assert report.nll_mode == pytest.approx(values[4], abs=0.02)
+
+
+@pytest.mark.parametrize("method", ["sngp", "hetsngp"])
+@pytest.mark.parametrize("posterior", ["kronecker", "exact", "shared", "momentum"])
+def test_the_scale_is_the_largest_within_one_standard_error(method: str, posterior: str) -> None:
+    model, report = fitted(method, posterior=posterior)
+    scales = [scale for scale, _ in report.scale_grid]
+    assert scales == sorted(scales)
+    assert scales[0] == pytest.approx(1e-3)
+    largest = 100.0 if posterior in ("shared", "momentum") else 1.0
+    assert scales[-1] == pytest.approx(largest)
+    assert all(b / a == pytest.approx(math.sqrt(10)) for a, b in itertools.pairwise(scales))
+    best_scale, best = min(report.scale_grid, key=lambda pair: pair[1])
+    good = [scale for scale, value in report.scale_grid if value <= best + report.standard_error]
+    assert report.scale == max(good)
+    assert report.scale == pytest.approx(float(model.head.latent.posterior.scale))
+    assert report.nll == dict(report.scale_grid)[report.scale]
+    by_hand = draws_nll(model, best_scale)
+    assert report.standard_error == pytest.approx(float(by_hand.std()) / math.sqrt(len(by_hand)), rel=0.1)
+
+
+@pytest.mark.parametrize("method", ["sngp", "hetsngp"])
+@pytest.mark.parametrize("posterior", ["kronecker", "shared"])
+def test_the_nll_of_a_scale_is_that_of_brute_force(method: str, posterior: str) -> None:
+    model, report = fitted(method, posterior=posterior, amplitude=40.0)
+    smallest, largest = report.scale_grid[0], report.scale_grid[-1]
+    by_hand = [float(draws_nll(model, scale, 20_000).mean()) for scale, _ in (smallest, largest)]
+    assert smallest[1] == pytest.approx(by_hand[0], abs=0.003)
+    assert largest[1] == pytest.approx(by_hand[1], abs=0.003)
+    # The same draws for both, so that the cost of the variance is known far better than either value.
+    assert by_hand[1] - by_hand[0] > 0.005
+    assert largest[1] - smallest[1] == pytest.approx(by_hand[1] - by_hand[0], rel=0.2)
+
+
+def test_a_harmful_posterior_is_scaled_down_and_a_harmless_one_is_not() -> None:
+    x, y = toy.blobs(3, 40, flip=0.02, seed=1)  # nearly clean labels: variance blurs what is certain
+    model = toy.trained("sngp", 3, fit=False)
+    report = hetsngp.fit_posterior(model, toy.loader(*toy.blobs(3)), toy.loader(x, y))
+    assert report.scale_grid[0][0] < report.scale < 1.0  # here the rule binds
+    limit = min(v for _, v in report.scale_grid) + report.standard_error
+    assert report.scale == max(scale for scale, value in report.scale_grid if value <= limit)
+    best_scale = min(report.scale_grid, key=lambda pair: pair[1])[0]
+    by_hand = draws_nll(model, best_scale, held_out=(x, y))
+    assert report.standard_error == pytest.approx(float(by_hand.std()) / math.sqrt(len(by_hand)), rel=0.1)
+    small = toy.trained("sngp", 3, fit=False, amplitude=0.1)
+    assert hetsngp.fit_posterior(small, toy.loader(*toy.blobs(3)), toy.loader(x, y)).scale == pytest.approx(
+        1.0
+    )
+
+
+@pytest.mark.parametrize("held_out", [HELD_OUT, None], ids=["held-out", "training"])
+def test_lambda_is_the_mean_output_hessian(held_out: Any) -> None:
+    model, _ = fitted("sngp", held_out=held_out)
+    t = float(model.temperature)
+    p = torch.softmax(logits(model, (TRAIN if held_out is None else held_out)[0]) / t, -1)
+    hessian = torch.stack([torch.diag(row) - torch.outer(row, row) for row in p]).mean(0) / t**2
+    posterior = model.head.latent.posterior
+    expected = torch.linalg.eigvalsh(hessian)[1:]  # the smallest is 0, along (1, …, 1)
+    torch.testing.assert_close(posterior.gamma.double().sort().values, expected, rtol=1e-4, atol=1e-7)
+    rebuilt = posterior.basis.double() @ torch.diag(posterior.gamma.double()) @ posterior.basis.double().mT
+    torch.testing.assert_close(rebuilt, hessian, rtol=1e-4, atol=1e-6)
+
+
+def test_lambda_of_the_sigmoid_is_the_mean_of_p_one_minus_p() -> None:
+    x, y = HELD_OUT
+    hot = F.one_hot(y, 3).float()
+    model = toy.trained("sngp", 3, fit=False, link="sigmoid")
+    train = toy.blobs(3)
+    hetsngp.fit_posterior(model, toy.loader(train[0], F.one_hot(train[1], 3).float()), toy.loader(x, hot))
+    t = float(model.temperature)
+    p = torch.sigmoid(logits(model, x) / t)
+    expected = (p * (1 - p)).mean(0) / t**2
+    torch.testing.assert_close(model.head.latent.posterior.gamma.double(), expected, rtol=1e-4, atol=1e-7)
+    grid = [10 ** (i / 500) for i in range(-500, 501)]
+    best = min(
+        grid, key=lambda s: float(F.binary_cross_entropy_with_logits(logits(model, x) / s, hot.double()))
+    )
+    assert t == pytest.approx(best, rel=0.011)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_choice_is_kept_and_survives_saving(method: str, tmp_path: Any) -> None:
+    model, report = fitted(method)
+    assert model.calibration["temperature"] == report.temperature == float(model.temperature)
+    assert model.calibration["scale"] == report.scale
+    assert report.temperature != 1.0
+    if method in ("sngp", "hetsngp"):
+        assert float(model.head.latent.posterior.scale) == pytest.approx(report.scale)
+    hetsngp.save(model, tmp_path)
+    twin = hetsngp.load(tmp_path)
+    assert float(twin.temperature) == float(model.temperature)
+    for key, value in model.calibration.items():
+        kept = twin.calibration[key]
+        assert kept == ([list(pair) for pair in value] if key == "scale_grid" else value)
+    assert toy.same_bits(twin.predict(HELD_OUT[0]), model.predict(HELD_OUT[0]))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_without_calibration_nothing_is_chosen(method: str) -> None:
+    model = toy.trained(method, 3, fit=False)
+    model.temperature = 1.7
+    report = hetsngp.fit_posterior(model, toy.loader(*TRAIN))
+    assert float(model.temperature) == report.temperature == pytest.approx(1.7)
+    assert report.scale == 1.0
+    assert report.held_out == 0
+    assert report.scale_grid == ()
+    if method in ("sngp", "hetsngp"):
+        assert float(model.head.latent.posterior.scale) == 1.0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_fitting_twice_is_fitting_once(method: str) -> None:
+    model, first = fitted(method)
+    before = model.predict(HELD_OUT[0])
+    model.temperature = 1.0
+    second = hetsngp.fit_posterior(model, toy.loader(*TRAIN), toy.loader(*HELD_OUT))
+    assert second == first
+    assert toy.same_bits(model.predict(HELD_OUT[0]), before)
+    if method in ("sngp", "hetsngp"):
+        model.head.latent.posterior.scale.fill_(0.01)  # the scale of an earlier calibration does not stick
+        assert hetsngp.fit_posterior(model, toy.loader(*TRAIN)).scale == 1.0
+        assert float(model.head.latent.posterior.scale) == 1.0
+
+
+def test_the_batches_of_the_loaders_do_not_matter() -> None:
+    one, two = toy.trained("sngp", 3, fit=False, flip=0.3), toy.trained("sngp", 3, fit=False, flip=0.3)
+    a = hetsngp.fit_posterior(one, toy.loader(*TRAIN, 36), toy.loader(*HELD_OUT, 60))
+    b = hetsngp.fit_posterior(two, toy.loader(*TRAIN, 5), toy.loader(*HELD_OUT, 7))
+    assert a.count == b.count == len(TRAIN[0])
+    assert a.temperature == pytest.approx(b.temperature, rel=0.01)
+    assert a.scale == pytest.approx(b.scale)
+    p, q = one.predict(HELD_OUT[0]), two.predict(HELD_OUT[0])
+    torch.testing.assert_close(p.latent_variance, q.latent_variance, rtol=0.02, atol=0)
+
+
+def test_held_out_data_in_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, whole = fitted("sngp")
+    monkeypatch.setattr("hetsngp.calibration.CALIBRATION_ROWS", 7)
+    _, parts = fitted("sngp")
+    assert parts.scale == whole.scale
+    assert parts.temperature == pytest.approx(whole.temperature, rel=1e-6)
+    assert parts.nll == pytest.approx(whole.nll, rel=1e-5)
+
+
+def test_the_report_reads_well() -> None:
+    _, report = fitted("sngp")
+    text = str(report)
+    assert text.startswith("posterior kronecker from 36 examples; on 60 held-out examples chose temperature ")
+    assert f"{report.temperature:.3g}" in text
+    assert f"posterior scale {report.scale:.3g}" in text
+    assert f"standard error {report.standard_error:.4f}" in text
+    _, bare = fitted("sngp", held_out=None)
+    assert str(bare) == "posterior kronecker from 36 examples, not calibrated"
+    _, none = fitted("deterministic")
+    assert "None" not in str(none)
+
+
+def test_progress_counts_examples() -> None:
+    seen: list[int] = []
+    hetsngp.fit_posterior(toy.build("sngp"), toy.loader(*TRAIN, 10), progress=seen.append)
+    assert seen == [10, 20, 30, 36]
