@@ -52,13 +52,13 @@ def _label_nll(model: Classifier, utility: UtilityNormal, y: Tensor) -> Tensor:
     return -log_probs.gather(1, y.unsqueeze(1)).squeeze(1)
 
 
-def best_temperature(model: Classifier, held_out: HeldOut) -> Tensor:
+def best_temperature(model: Classifier, held_out: HeldOut, *, posterior: bool) -> Tensor:
     """Golden-section search of log τ; the held-out NLL has one minimum in it for a fixed utility."""
     start = model.temperature
 
     def value(log_temperature: float) -> float:
         temperature = start.new_tensor(math.exp(log_temperature))
-        return float(held_out_nll(model, held_out, temperature, posterior=False).mean())
+        return float(held_out_nll(model, held_out, temperature, posterior=posterior).mean())
 
     centre, reach = math.log(float(start)), math.log(TEMPERATURE_RANGE)
     low, high = centre - reach, centre + reach
@@ -94,7 +94,7 @@ def held_out_fisher(model: Classifier, held_out: HeldOut) -> Tensor | None:
 
 def largest_good_scale(
     model: Classifier, held_out: HeldOut
-) -> tuple[float, float, float, tuple[tuple[float, float], ...]]:
+) -> tuple[float, float, tuple[tuple[float, float], ...]]:
     """The one-standard-error rule. Held-out NLL is nearly flat in the scale; its minimum would mostly
     switch the GP off, so the largest scale that is not distinguishably worse is taken.
     """
@@ -112,4 +112,4 @@ def largest_good_scale(
     best = min(range(len(scales)), key=means.__getitem__)
     limit = means[best] + errors[best]
     chosen = max(i for i, mean in enumerate(means) if mean <= limit)
-    return scales[chosen], means[chosen], errors[best], tuple(zip(scales, means, strict=True))
+    return scales[chosen], errors[best], tuple(zip(scales, means, strict=True))

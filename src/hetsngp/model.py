@@ -31,6 +31,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+_STALE = (
+    "the model was trained after its posterior was fitted: call hetsngp.fit_posterior(model, loader) again"
+)
+
+
 class Classifier(nn.Module):
     """A backbone x → h and a head h → f → u → p. Made by :func:`hetsngp.build`."""
 
@@ -88,10 +93,7 @@ class Classifier(nn.Module):
             check_positive("num_samples", num_samples, integer=True)
         check_inputs(x)
         if self._trained_since_fit:
-            self._warn_once(
-                "the model was trained after its posterior was fitted: "
-                "call hetsngp.fit_posterior(model, loader) again"
-            )
+            self._warn_once(_STALE)
         with evaluating(self):
             h = self._features(x)
             return self._in_full_precision(
@@ -165,7 +167,12 @@ class Classifier(nn.Module):
                 h,
                 lambda h: latent.posterior.update(latent.features(h), self.dataset_size),  # type: ignore[operator]
             )
+        self.mark_fitted()
+
+    def mark_fitted(self) -> None:
+        """The posterior belongs to the weights as they are now; later training makes it stale."""
         self._trained_since_fit = False
+        self._warned.discard(_STALE)
 
     def _features(self, x: Any) -> Tensor:
         if self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():

@@ -12,7 +12,7 @@ import torch
 from hetsngp.calibration import HeldOut, best_temperature, held_out_fisher, held_out_nll, largest_good_scale
 from hetsngp.model import Classifier, Ensemble, evaluating
 from hetsngp.nn.latent import RandomFeatureGP
-from hetsngp.nn.posteriors import MomentumPosterior, Statistics
+from hetsngp.nn.posteriors import Statistics
 from hetsngp.validation import check_batch, check_class_labels, check_inputs, check_multi_hot
 
 
@@ -29,12 +29,14 @@ class PosteriorReport:
     """Factor on the posterior variance."""
     held_out: int = 0
     """Held-out examples, 0 without calibration."""
+    mode_temperature: float | None = None
+    """The temperature that is best at the posterior mode, of whose likelihood the posterior is."""
     nll_before: float | None = None
     """Held-out NLL at the posterior mode and the training temperature."""
     nll_mode: float | None = None
-    """… at the posterior mode and the chosen temperature."""
+    """… at the posterior mode and ``mode_temperature``."""
     nll: float | None = None
-    """… with the chosen temperature and scale."""
+    """… with the posterior at the chosen scale and ``temperature``, which is best with it."""
     standard_error: float | None = None
     """Of the best held-out NLL: scales within one of it are equally good, and the largest is taken."""
     scale_grid: tuple[tuple[float, float], ...] = ()
@@ -46,15 +48,11 @@ class PosteriorReport:
         if not self.held_out:
             return text + ", not calibrated"
         text += (
-            f"; on {self.held_out} held-out examples chose temperature {self.temperature:.3g} "
-            f"(NLL {self.nll_before:.4f} → {self.nll_mode:.4f})"
+            f"; on {self.held_out} held-out examples chose temperature {self.temperature:.3g}"
+            + (f" and posterior scale {self.scale:.3g}" if has_posterior else "")
+            + f", NLL {self.nll_before:.4f} → {self.nll:.4f} (standard error {self.standard_error:.4f}"
         )
-        if not has_posterior:
-            return text
-        return (
-            f"{text} and posterior scale {self.scale:.3g} "
-            f"(NLL {self.nll:.4f}, standard error {self.standard_error:.4f})"
-        )
+        return text + (f"; {self.nll_mode:.4f} without the posterior)" if has_posterior else ")")
 
 
 def fit_posterior(
@@ -84,21 +82,35 @@ def _fit_one(
     progress: Callable[[int], None] | None,
 ) -> PosteriorReport:
     _refuse_training_data(loader, calibration)
-    latent = model.head.latent
-    with evaluating(model):
-        held_out = None if calibration is None else _collect(model, calibration)
-        chosen = {} if held_out is None else _choose_temperature(model, held_out)
-        if model.head.has_posterior:
-            assert isinstance(latent, RandomFeatureGP)
-            total = _pass_over(model, loader, progress)
-            latent.posterior.scale.fill_(1.0)  # after the pass: a loader that fails leaves the old posterior
-            latent.posterior.fit(total, None if held_out is None else held_out_fisher(model, held_out))
-            chosen |= {"posterior": latent.posterior.name, "count": total.count}
-            chosen |= {} if held_out is None else _choose_scale(model, held_out)
-        report = PosteriorReport(temperature=float(model.temperature), **chosen)
-    model._trained_since_fit = False
+    before = model.temperature.clone()
+    try:
+        with evaluating(model):
+            report = _fit_and_calibrate(model, loader, calibration, progress)
+    except BaseException:
+        model.head.temperature.copy_(before)  # a loader that fails midway leaves the model as it was
+        raise
+    model.mark_fitted()
     model.calibration = asdict(report)
     return report
+
+
+def _fit_and_calibrate(
+    model: Classifier,
+    loader: Iterable[Any],
+    calibration: Iterable[Any] | None,
+    progress: Callable[[int], None] | None,
+) -> PosteriorReport:
+    latent = model.head.latent
+    held_out = None if calibration is None else _collect(model, calibration)
+    chosen = {} if held_out is None else _choose_temperature(model, held_out)
+    if model.head.has_posterior:
+        assert isinstance(latent, RandomFeatureGP)
+        total = _pass_over(model, loader, progress)
+        latent.posterior.scale.fill_(1.0)
+        latent.posterior.fit(total, None if held_out is None else held_out_fisher(model, held_out))
+        chosen |= {"posterior": latent.posterior.name, "count": total.count}
+        chosen |= {} if held_out is None else _choose_scale(model, held_out)
+    return PosteriorReport(temperature=float(model.temperature), **chosen)
 
 
 def _refuse_training_data(loader: Any, calibration: Any) -> None:
@@ -145,15 +157,11 @@ def _pass_over(
     latent = model.head.latent
     assert isinstance(latent, RandomFeatureGP)
     posterior = latent.posterior
-    if isinstance(posterior, MomentumPosterior):
-        posterior.reset()
     total: Statistics | None = None
     for h, _ in _batches(model, loader, "loader"):
         with torch.autocast(h.device.type, enabled=False):
             phi = latent.features(h)
             temperature = model.temperature.to(phi)
-            if isinstance(posterior, MomentumPosterior):
-                posterior.update(phi, model.dataset_size)
             probs = model.head.noise_free_probs(latent.mean(phi))
             piece = posterior.statistics(phi, probs, temperature)
             total = piece if total is None else total + piece
@@ -174,10 +182,11 @@ def _collect(model: Classifier, calibration: Iterable[Any]) -> HeldOut:
 def _choose_temperature(model: Classifier, held_out: HeldOut) -> dict[str, Any]:
     """Set τ by the held-out NLL at the posterior mode; first, because the posterior is of τ's likelihood."""
     before = held_out_nll(model, held_out, model.temperature, posterior=False)
-    model.head.temperature.copy_(best_temperature(model, held_out))
+    model.head.temperature.copy_(best_temperature(model, held_out, posterior=False))
     after = held_out_nll(model, held_out, model.temperature, posterior=False)
     return {
         "held_out": len(held_out.h),
+        "mode_temperature": float(model.temperature),
         "nll_before": float(before.mean()),
         "nll_mode": float(after.mean()),
         "nll": float(after.mean()),
@@ -186,9 +195,12 @@ def _choose_temperature(model: Classifier, held_out: HeldOut) -> dict[str, Any]:
 
 
 def _choose_scale(model: Classifier, held_out: HeldOut) -> dict[str, Any]:
-    """Set the factor on the posterior variance."""
+    """Set the factor on the posterior variance, then τ once more with the posterior in place."""
     latent = model.head.latent
     assert isinstance(latent, RandomFeatureGP)
-    scale, nll, error, grid = largest_good_scale(model, held_out)
+    scale, error, grid = largest_good_scale(model, held_out)
     latent.posterior.scale.fill_(scale)
-    return {"scale": scale, "nll": nll, "standard_error": error, "scale_grid": grid}
+    # A wide posterior flattens the probabilities of familiar inputs too; a lower τ makes up for it.
+    model.head.temperature.copy_(best_temperature(model, held_out, posterior=True))
+    nll = held_out_nll(model, held_out, model.temperature, posterior=True)
+    return {"scale": scale, "nll": float(nll.mean()), "standard_error": error, "scale_grid": grid}

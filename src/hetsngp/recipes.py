@@ -190,7 +190,7 @@ def build(
     torch.Size([5, 3])
     """
     check_choice("method", method, METHODS)
-    check_num_classes(num_classes)
+    num_classes = check_num_classes(num_classes)
     known = {f.name for f in fields(Options)}
     for name in options:
         check_choice("option", name, sorted(known))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import numbers
 from collections.abc import Iterable
 from typing import Any
 
@@ -45,13 +46,14 @@ def check_positive(name: str, value: float, *, integer: bool = False) -> None:
         raise ValueError(f"{name} must be {kind}, got {value!r}")
 
 
-def check_num_classes(num_classes: int) -> None:
-    """At least two classes."""
-    if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 2:
+def check_num_classes(num_classes: int) -> int:
+    """At least two classes; NumPy's whole numbers are welcome."""
+    if isinstance(num_classes, bool) or not isinstance(num_classes, numbers.Integral) or num_classes < 2:
         raise ValueError(
             f"num_classes must be a whole number of at least 2, got {num_classes!r}: "
             "a yes-or-no label has 2 classes"
         )
+    return int(num_classes)
 
 
 def check_inputs(x: Any) -> None:

@@ -28,6 +28,7 @@ def parameter_efficient_factor(v: Tensor, basis: Tensor) -> Factor:
     The original code adds a bias to this product, which gives the noise a mean; the paper has none, nor have
     we: u − f is zero-mean for every x.
 
+    >>> import torch
     >>> f = parameter_efficient_factor(torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0], [1.0]]))
     >>> f.dense()
     tensor([[[1.],

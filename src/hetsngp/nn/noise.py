@@ -26,12 +26,12 @@ class LowRankNoise(nn.Module):
     def __init__(self, num_features: int, num_classes: int, rank: int) -> None:
         super().__init__()
         self.rank = rank
-        self.longest = LONGEST * math.sqrt(num_features)
+        self.length = math.sqrt(num_features)
         self.normalizer = FeatureNormalizer(num_features, "rms")
         self.diagonal = nn.Linear(num_features, num_classes)
         self._make_factor(num_features, num_classes)
         for layer in (m for m in self.modules() if isinstance(m, nn.Linear)):
-            nn.init.normal_(layer.weight, std=INITIAL_STD / math.sqrt(num_features))
+            nn.init.normal_(layer.weight, std=INITIAL_STD)
             nn.init.zeros_(layer.bias)
         # d starts where V does: softplus(−2) ≈ 0.13.
         nn.init.constant_(self.diagonal.bias, -2.0)
@@ -44,7 +44,9 @@ class LowRankNoise(nn.Module):
 
     def forward(self, h: Tensor) -> tuple[Tensor, Factor]:
         """(B, D) → d² (B, K) and the factor V(x)."""
-        z = clip_length(self.normalizer(h), self.longest)
+        # Typical length one: an SGD step moves V(x) by lr·‖z‖², and noise that is learned faster than the
+        # mean explains the labels away.
+        z = clip_length(self.normalizer(h) / self.length, LONGEST)
         return functional.diagonal_variance(_affine(self.diagonal, z)), self._factor(z)
 
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -240,12 +241,12 @@ class MomentumPosterior(SharedPosterior):
         count = int(self.seen) if dataset_size is None else dataset_size
         self._store(average=average, cholesky=laplace.precision_cholesky(count * average))
 
-    def reset(self) -> None:
-        """Forget all that was seen."""
-        self.seen.zero_()
-        self.steps.zero_()
-        self.average = torch.empty(0, device=self.scale.device)
-        self.fitted.fill_(False)
+    def fit(self, total: Statistics, fisher: Tensor | None = None) -> None:
+        """Start from a whole pass: the shared posterior, which later updates move on from."""
+        self.seen.fill_(total.count)
+        self.steps.fill_(math.ceil(1 / (1 - self.momentum)))
+        cholesky = laplace.precision_cholesky(total.sums)
+        self._store(average=total.sums / total.count, cholesky=cholesky)
 
 
 POSTERIOR_TYPES: dict[str, type[Posterior]] = {
