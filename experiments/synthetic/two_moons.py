@@ -97,7 +97,7 @@ def draw(models: dict[str, hetsngp.Classifier], seed: int, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     x, y, _ = moons(1000, seed)
-    centre = x.mean(0)
+    centre = x.mean(0).tolist()
     side = torch.linspace(-REACH, REACH, 120)
     grid = torch.cartesian_prod(centre[0] + side, centre[1] + side)
     extent = (centre[0] - REACH, centre[0] + REACH, centre[1] - REACH, centre[1] + REACH)
@@ -110,7 +110,7 @@ def draw(models: dict[str, hetsngp.Classifier], seed: int, path: Path) -> None:
     for row, (method, model) in zip(axes, models.items(), strict=True):
         prediction = model.predict(grid)
         for ax, (title, name) in zip(row, panels.items(), strict=True):
-            values = getattr(prediction, name).view(120, 120).mT
+            values = getattr(prediction, name).view(120, 120).mT.numpy()
             image = ax.imshow(
                 values,
                 origin="lower",
@@ -121,7 +121,7 @@ def draw(models: dict[str, hetsngp.Classifier], seed: int, path: Path) -> None:
                 aspect="equal",
             )
             for label, colour in ((0, "#ff9f43"), (1, "white")):
-                part = x[y == label]
+                part = x[y == label].numpy()
                 ax.scatter(part[:, 0], part[:, 1], s=3, c=colour, linewidths=0, alpha=0.8)
             ax.scatter(*OOD_CENTRE, marker="x", c="red", s=40, label="unseen cluster")
             ax.set(xlim=extent[:2], ylim=extent[2:], xticks=[], yticks=[], title=title)

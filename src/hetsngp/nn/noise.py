@@ -26,7 +26,9 @@ class LowRankNoise(nn.Module):
     def __init__(self, num_features: int, num_classes: int, rank: int) -> None:
         super().__init__()
         self.rank = rank
-        self.length = math.sqrt(num_features)
+        # Typical length one: an SGD step moves V(x) by lr·‖z‖², and noise that is learned faster than the
+        # mean explains the labels away.
+        self.length, self.longest = math.sqrt(num_features), LONGEST
         self.normalizer = FeatureNormalizer(num_features, "rms")
         self.diagonal = nn.Linear(num_features, num_classes)
         self._make_factor(num_features, num_classes)
@@ -44,9 +46,7 @@ class LowRankNoise(nn.Module):
 
     def forward(self, h: Tensor) -> tuple[Tensor, Factor]:
         """(B, D) → d² (B, K) and the factor V(x)."""
-        # Typical length one: an SGD step moves V(x) by lr·‖z‖², and noise that is learned faster than the
-        # mean explains the labels away.
-        z = clip_length(self.normalizer(h) / self.length, LONGEST)
+        z = clip_length(self.normalizer(h) / self.length, self.longest)
         return functional.diagonal_variance(_affine(self.diagonal, z)), self._factor(z)
 
 

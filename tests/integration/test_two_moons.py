@@ -1,0 +1,46 @@
+"""The bar of the project: on separable two moons the model knows what it knows, and what it does not."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import hetsngp
+from hetsngp.loop import train
+from hetsngp.nn.backbones import ResidualMLP
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+
+
+@pytest.mark.parametrize("method", ["sngp", "hetsngp"])
+def test_the_default_posterior_is_sure_on_the_data_and_doubts_far_away(method: str) -> None:
+    """Amplitude 10, all else default, no calibration: ≤ 0.05 nats on the data, ≥ 0.3 at distance 10."""
+    script = runpy.run_path(str(EXPERIMENTS / "defaults" / "moons.py"))
+    x, y, _ = script["moons"](seed=0, flip=0.0)
+    loader = DataLoader(TensorDataset(x, y), batch_size=64, shuffle=True)
+    model = hetsngp.build(method, ResidualMLP(2), 2, amplitude=10.0, dataset_size=len(x))
+    train(model, loader, epochs=40, lr=2e-3)
+    report = hetsngp.fit_posterior(model, loader)
+    assert report.posterior == "kronecker"
+    near, far = model.predict(x), model.predict(script["ring"](10.0, 16))
+    assert (near.labels == y).float().mean() > 0.99
+    assert near.model_uncertainty.mean() <= 0.05
+    assert far.model_uncertainty.min() >= 0.3
+    # A logit's variance returns to the prior's a²(1 − 1/K), and the prediction to uniform.
+    assert far.latent_variance.min() > 0.95 * 50
+    assert far.confidence.max() < 0.65
+    assert torch.allclose(far.total_uncertainty, far.data_uncertainty + far.model_uncertainty)
+
+
+def test_the_demo_runs_and_writes_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["two_moons.py", "--out", str(tmp_path), "--epochs", "3"])
+    runpy.run_path(str(EXPERIMENTS / "synthetic" / "two_moons.py"), run_name="__main__")
+    assert (tmp_path / "two_moons.png").read_bytes()[:4] == b"\x89PNG"
+    results = json.loads((tmp_path / "two_moons.json").read_text())["results"]
+    assert set(results) == {"deterministic", "hetsngp"}
+    assert results["deterministic"]["model doubt at distance 10"] == 0
+    assert results["hetsngp"]["OOD AUROC"] > results["deterministic"]["OOD AUROC"]
