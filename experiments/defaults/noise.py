@@ -2,8 +2,8 @@
 
     HETSNGP_DATA=<data> PYTHONPATH=src python experiments/defaults/noise.py --out <folder>   # 5 min, one core
 
-CIFAR-100's first 20 classes at 16×16, 128 principal components, a small MLP; 9,000 images train, 1,000 are held
-out and decide. Results are means over seeds; finished runs are not repeated.
+CIFAR-100, its first 20 classes at 16×16, 128 principal components, a small MLP; 9,000 images train, 1,000 are
+held out and decide. Results are means over seeds; finished runs are not repeated.
 """
 
 from __future__ import annotations

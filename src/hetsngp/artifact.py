@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-import tempfile
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,13 +43,17 @@ def save(model: Classifier, path: str | os.PathLike[str]) -> None:
     >>> import hetsngp
     >>> from hetsngp.nn.backbones import ResidualMLP
     >>> model = hetsngp.build("deterministic", ResidualMLP(2, width=8, depth=1), num_classes=2)
+    >>> import tempfile
     >>> folder = tempfile.mkdtemp()
     >>> hetsngp.save(model, folder)
     >>> hetsngp.load(folder).num_classes
     2
     """
     if not isinstance(model, Classifier) or not model.config:
-        raise TypeError(f"save takes a model made by hetsngp.build, got {type(model).__name__}")
+        raise TypeError(
+            f"save takes a model made by hetsngp.build, got {type(model).__name__}; "
+            "save the members of an Ensemble one by one"
+        )
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise ArtifactError(f"{folder} is a file: give a folder to save into")
@@ -63,6 +67,7 @@ def save(model: Classifier, path: str | os.PathLike[str]) -> None:
         "sha256": _sha256(weights),
         "model": {**model.config, "dataset_size": model.dataset_size},
         "calibration": model.calibration,
+        "trained_since_fit": model._trained_since_fit,
     }
     text = json.dumps(config, indent=2, allow_nan=True)
     _replace(folder / CONFIG, lambda tmp: tmp.write_text(text, encoding="utf-8"))
@@ -144,6 +149,7 @@ def _rebuild(config: dict[str, Any], backbone: nn.Module | None) -> Classifier:
     model.dataset_size = saved["dataset_size"]
     model.config["backbone"] = described
     model.calibration = config["calibration"]
+    model._trained_since_fit = bool(config["trained_since_fit"])
     return model
 
 
@@ -211,9 +217,7 @@ def _read_weights(folder: Path, config: dict[str, Any]) -> dict[str, Tensor]:
 
 def _write_weights(folder: Path, tensors: dict[str, Tensor]) -> Path:
     """Write under a temporary name, then under one that its content decides."""
-    handle, name = tempfile.mkstemp(dir=folder, prefix=".saving-", suffix=".safetensors")
-    os.close(handle)
-    temporary = Path(name)
+    temporary = _temporary(folder)
     try:
         save_file(tensors, temporary, metadata={"format": "pt"})
         _sync(temporary)
@@ -225,15 +229,18 @@ def _write_weights(folder: Path, tensors: dict[str, Tensor]) -> Path:
 
 
 def _replace(file: Path, write: Callable[[Path], Any]) -> None:
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=".saving-")
-    os.close(handle)
-    temporary = Path(name)
+    temporary = _temporary(file.parent)
     try:
         write(temporary)
         _sync(temporary)
         os.replace(temporary, file)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _temporary(folder: Path) -> Path:
+    """A name nobody else has; an ordinary file will have the ordinary permissions."""
+    return folder / f".saving-{secrets.token_hex(8)}"
 
 
 def _sync(file: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hetsngp.model import Classifier, Ensemble
+from hetsngp.model import Classifier, Ensemble, to_device
 from hetsngp.validation import check_batch, check_positive
 
 
@@ -37,8 +37,7 @@ def train(
     """
     check_positive("epochs", epochs, integer=True)
     check_positive("lr", lr)
-    groups = [group for member in model.members for group in member.parameter_groups(weight_decay)]
-    optimizer = torch.optim.AdamW(groups, lr=lr)
+    optimizer = torch.optim.AdamW(model.parameter_groups(weight_decay), lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
     _set_dataset_size(model, loader)
     device = model.members[0].temperature.device
@@ -48,7 +47,7 @@ def train(
         total, seen = 0.0, 0
         for batch in loader:
             x, y = check_batch(batch, "loader")
-            x, y = x.to(device), y.to(device)
+            x, y = to_device(x, device), to_device(y, device)
             optimizer.zero_grad(set_to_none=True)
             loss = model.loss(x, y, generator=generator)
             loss.backward()
@@ -68,7 +67,11 @@ def train(
 
 
 def _set_dataset_size(model: Classifier | Ensemble, loader: Iterable[Any]) -> None:
-    size = len(data) if (data := getattr(loader, "dataset", None)) is not None else None
+    """From a loader that knows its size; for a stream the loss says that it leaves the prior out."""
+    data: Any = getattr(loader, "dataset", loader)
+    if not hasattr(data, "__len__"):
+        return
+    size = len(data) if data is not loader else sum(len(check_batch(b, "loader")[1]) for b in data)
     for member in model.members:
         if member.dataset_size is None:
-            member.dataset_size = size if size is not None else sum(len(y) for _, y in loader)
+            member.dataset_size = size

@@ -31,6 +31,13 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+def to_device(x: Any, device: torch.device) -> Any:
+    """A batch on ``device``: a tensor, or a dict of them as Hugging Face's tokenizers give."""
+    if isinstance(x, dict):
+        return {name: to_device(value, device) for name, value in x.items()}
+    return x.to(device) if hasattr(x, "to") else x
+
+
 _STALE = (
     "the model was trained after its posterior was fitted: call hetsngp.fit_posterior(model, loader) again"
 )
@@ -113,9 +120,9 @@ class Classifier(nn.Module):
 
     def latent(self, h: Tensor) -> LatentNormal:
         """f at features h (B, D), under the fitted posterior."""
-        return self._in_full_precision(
-            check_features(h, self.num_features), lambda h: self.head.latent(h, posterior=True)
-        )
+        check_features(h, self.num_features)
+        with evaluating(self):
+            return self._in_full_precision(h, lambda h: self.head.latent(h, posterior=True))
 
     def utility(self, x: Any) -> UtilityNormal:
         """u at inputs x, under the fitted posterior, before the temperature."""
@@ -126,13 +133,14 @@ class Classifier(nn.Module):
 
     @property
     def temperature(self) -> Tensor:
-        """τ; ``float(model.temperature)`` works."""
+        """τ of predictions; ``float(model.temperature)`` works. Setting it sets the one of training too."""
         return self.head.temperature
 
     @temperature.setter
     def temperature(self, value: float) -> None:
-        check_positive("temperature", float(value))
-        self.head.temperature.fill_(float(value))
+        value = check_positive("temperature", float(value))
+        self.head.temperature.fill_(value)
+        self.head.training_temperature.fill_(value)
 
     @property
     def num_classes(self) -> int:
@@ -219,6 +227,10 @@ class Ensemble(nn.Module):
     def num_classes(self) -> int:
         """K."""
         return self.members[0].num_classes
+
+    def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
+        """The members' groups, one after another."""
+        return [group for member in self.members for group in member.parameter_groups(weight_decay)]
 
     def loss(self, x: Any, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Mean of the members' losses: each trains as if alone."""

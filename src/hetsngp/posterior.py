@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from hetsngp.calibration import HeldOut, best_temperature, held_out_fisher, held_out_nll, largest_good_scale
-from hetsngp.model import Classifier, Ensemble, evaluating
+from hetsngp.model import Classifier, Ensemble, evaluating, to_device
 from hetsngp.nn.latent import RandomFeatureGP
 from hetsngp.nn.posteriors import Statistics
 from hetsngp.validation import check_batch, check_class_labels, check_inputs, check_multi_hot
@@ -82,16 +83,24 @@ def _fit_one(
     progress: Callable[[int], None] | None,
 ) -> PosteriorReport:
     _refuse_training_data(loader, calibration)
-    before = model.temperature.clone()
+    # Large buffers are replaced by a fit, never written into, so keeping them costs nothing.
+    before = {name: t.clone() if t.numel() == 1 else t for name, t in model.head.named_buffers()}
     try:
-        with evaluating(model):
+        # In full precision whatever the caller's autocast: this pass is short, and exactness is its point.
+        with evaluating(model), torch.autocast(_device(model).type, enabled=False):
             report = _fit_and_calibrate(model, loader, calibration, progress)
     except BaseException:
-        model.head.temperature.copy_(before)  # a loader that fails midway leaves the model as it was
+        _restore_buffers(model.head, before)  # a pass that fails leaves the model as it was
         raise
     model.mark_fitted()
     model.calibration = asdict(report)
     return report
+
+
+def _restore_buffers(module: nn.Module, saved: dict[str, Tensor]) -> None:
+    for name, tensor in saved.items():
+        owner, _, attribute = name.rpartition(".")
+        setattr(module.get_submodule(owner), attribute, tensor)
 
 
 def _fit_and_calibrate(
@@ -102,6 +111,7 @@ def _fit_and_calibrate(
 ) -> PosteriorReport:
     latent = model.head.latent
     held_out = None if calibration is None else _collect(model, calibration)
+    model.head.temperature.copy_(model.head.training_temperature)  # of an earlier calibration nothing stays
     chosen = {} if held_out is None else _choose_temperature(model, held_out)
     if model.head.has_posterior:
         assert isinstance(latent, RandomFeatureGP)
@@ -116,9 +126,14 @@ def _fit_and_calibrate(
 def _refuse_training_data(loader: Any, calibration: Any) -> None:
     if calibration is None:
         return
-    same = calibration is loader
-    data = getattr(loader, "dataset", None)
-    if same or (data is not None and data is getattr(calibration, "dataset", None)):
+    from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+
+    whole = [
+        part.dataset
+        for part in (loader, calibration)
+        if isinstance(part, DataLoader) and isinstance(part.sampler, RandomSampler | SequentialSampler)
+    ]
+    if calibration is loader or (len(whole) == 2 and whole[0] is whole[1]):
         raise ValueError(
             "calibration is the training data: give held-out data, e.g. from torch.utils.data.random_split; "
             "on data the network has memorised every temperature looks too high"
@@ -129,10 +144,6 @@ def _device(model: Classifier) -> torch.device:
     return model.temperature.device
 
 
-def _move(x: Any, device: torch.device) -> Any:
-    return x.to(device) if hasattr(x, "to") else x
-
-
 def _batches(model: Classifier, loader: Iterable[Any], where: str) -> Any:
     """Yield (h, y) in full precision from a loader of (x, y)."""
     empty = True
@@ -140,9 +151,9 @@ def _batches(model: Classifier, loader: Iterable[Any], where: str) -> Any:
     for batch in loader:
         x, y = check_batch(batch, where)
         check_inputs(x)
-        h = model._features(_move(x, device))
+        h = model._features(to_device(x, device))
         check = check_multi_hot if model.head.link.link == "sigmoid" else check_class_labels
-        y = check(_move(y, device), model.num_classes, h.shape[0])
+        y = check(to_device(y, device), model.num_classes, h.shape[0])
         empty = False
         yield (h.float() if h.dtype in (torch.float16, torch.bfloat16) else h), y
     if empty:
@@ -159,12 +170,10 @@ def _pass_over(
     posterior = latent.posterior
     total: Statistics | None = None
     for h, _ in _batches(model, loader, "loader"):
-        with torch.autocast(h.device.type, enabled=False):
-            phi = latent.features(h)
-            temperature = model.temperature.to(phi)
-            probs = model.head.noise_free_probs(latent.mean(phi))
-            piece = posterior.statistics(phi, probs, temperature)
-            total = piece if total is None else total + piece
+        phi = latent.features(h)
+        probs = model.head.noise_free_probs(latent.mean(phi))
+        piece = posterior.statistics(phi, probs, model.temperature.to(phi))
+        total = piece if total is None else total + piece
         if progress is not None:
             progress(total.count)
     assert total is not None

@@ -60,20 +60,17 @@ class Options:
     dataset_size: int | None = None
     """N, scales the prior in the loss."""
     sample_beta: bool = False
-    """Add the fitted posterior of β in training too (the paper's "MC sampling" ablation)."""
+    """Add the posterior of β in training too, once it is fitted (the paper's "MC sampling" ablation)."""
 
     def __post_init__(self) -> None:
-        for name in ("rank", "random_features"):
-            check_positive(name, getattr(self, name), integer=True)
-        for name in ("temperature", "amplitude"):
-            check_positive(name, getattr(self, name))
-        for name in ("num_samples", "dataset_size"):
-            if getattr(self, name) is not None:
-                check_positive(name, getattr(self, name), integer=True)
-        if self.length_scale is not None:
-            check_positive("length_scale", self.length_scale)
-        if self.spectral_bound is not None and self.spectral_bound != float("inf"):
-            check_positive("spectral_bound", self.spectral_bound)
+        whole, real = ("rank", "random_features", "num_samples", "dataset_size"), ("temperature", "amplitude")
+        for name in (*whole, *real, "length_scale", "spectral_bound"):
+            value = getattr(self, name)
+            no_bound = name == "spectral_bound" and value == float("inf")
+            if no_bound or (value is None and name not in ("rank", "random_features", *real)):
+                continue
+            # NumPy's numbers become Python's, which JSON can hold.
+            object.__setattr__(self, name, check_positive(name, value, integer=name in whole))
         if self.random_features % 2:
             raise ValueError(f"random_features must be even (sine–cosine pairs), got {self.random_features}")
         if self.normalization is not None:
@@ -101,7 +98,7 @@ class Parts:
             bound_spectrally(self.backbone, bound)
 
     def linear(self) -> LinearLatent:
-        return LinearLatent(self.num_features, self.num_classes)
+        return LinearLatent(self.num_features, self.num_classes, generator=self.generator)
 
     def gp(self) -> RandomFeatureGP:
         o = self.options
@@ -117,7 +114,8 @@ class Parts:
         )
 
     def noise(self) -> LowRankNoise:
-        return NOISE_TYPES[self.options.noise](self.num_features, self.num_classes, self.options.rank)
+        kind = NOISE_TYPES[self.options.noise]
+        return kind(self.num_features, self.num_classes, self.options.rank, generator=self.generator)
 
     def head(self, latent: LinearLatent | RandomFeatureGP, noise: LowRankNoise | None) -> GaussianHead:
         o = self.options
@@ -181,7 +179,7 @@ def build(
     """A classifier of ``method`` on ``backbone``, which maps x to (B, D) and has ``num_features`` = D.
 
     Options and their defaults are those of :class:`Options`. The backbone is used as it is, not copied; sngp
-    and hetsngp bound its layers in place. ``generator`` draws the random features.
+    and hetsngp bound its layers in place. ``generator`` (on the CPU) draws the head's initial values.
 
     >>> import hetsngp
     >>> from hetsngp.nn.backbones import ResidualMLP
@@ -197,6 +195,9 @@ def build(
     resolved = Options(**options)
     width = _num_features(backbone)
     head = METHODS[method](Parts(backbone, width, num_classes, resolved, generator))
+    home = next((t.device for t in (*backbone.parameters(), *backbone.buffers())), None)
+    if home is not None and head.temperature.device.type != "meta":
+        head.to(home)
     config = {
         "method": method,
         "num_classes": num_classes,

@@ -38,12 +38,13 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> str:
     return value
 
 
-def check_positive(name: str, value: float, *, integer: bool = False) -> None:
-    """``value`` is a finite positive number (a whole one if ``integer``)."""
+def check_positive(name: str, value: Any, *, integer: bool = False) -> float:
+    """``value`` as a Python number: finite, positive, a whole one if ``integer``."""
     kind = "a positive whole number" if integer else "a positive finite number"
-    wrong_type = isinstance(value, bool) or not isinstance(value, int if integer else (int, float))
-    if wrong_type or not 0 < value < float("inf"):
+    right_type = isinstance(value, numbers.Integral if integer else numbers.Real)
+    if isinstance(value, bool) or not right_type or not 0 < value < float("inf"):
         raise ValueError(f"{name} must be {kind}, got {value!r}")
+    return int(value) if integer else float(value)
 
 
 def check_num_classes(num_classes: int) -> int:

@@ -16,6 +16,7 @@ from hetsngp.functional.features import (
     sincos_features,
 )
 from hetsngp.nn.latent import Kernel, RandomFeatureGP
+from hetsngp.nn.normalization import FeatureNormalizer
 
 
 def points(n: int = 40, d: int = 16) -> torch.Tensor:
@@ -73,6 +74,7 @@ def test_orthogonal_blocks_are_orthogonal_fresh_and_normal() -> None:
 def test_sine_cosine_pairs_give_the_prior_variance_exactly() -> None:
     x = points(n=100).double() * 5
     gp = RandomFeatureGP(16, 3, Kernel(64, amplitude=7.0, length_scale=1.0)).double().eval()
+    assert gp.features(x).shape == (100, 64)
     assert torch.allclose(gp.features(x).square().sum(-1), torch.full((100,), 49.0, dtype=torch.float64))
     cosine = (
         RandomFeatureGP(16, 3, Kernel(64, amplitude=7.0, length_scale=1.0, features="cosine")).double().eval()
@@ -116,6 +118,39 @@ def test_normalisations() -> None:
     assert torch.allclose(by_kind["polar"][:, :2], direction)
     radius = 0.3 * math.sqrt(2) * (lengths.log() - 0.5) / 0.25
     assert torch.allclose(by_kind["polar"][:, 2], radius)
+
+
+def test_running_statistics_are_plain_averages_first_and_move_at_the_stated_rate_then() -> None:
+    normalizer = FeatureNormalizer(3, "rms", momentum=0.5).double().train()
+    first, second, third = torch.randn(3, 6, 3, dtype=torch.float64) + torch.arange(3).view(3, 1, 1)
+    for h, weights in ((first, (1, 0, 0)), (second, (0.5, 0.5, 0)), (third, (0.25, 0.25, 0.5))):
+        normalizer(h)
+        oracle = sum(w * b.mean(0) for w, b in zip(weights, (first, second, third), strict=True))
+        assert torch.allclose(normalizer.mean, oracle)
+
+
+@pytest.mark.parametrize("kind", ["rms", "polar", "direction"])
+def test_running_statistics_put_features_on_a_known_scale(kind: str) -> None:
+    """Whatever the origin and unit of h: typical length √D, and under polar a radius of 0.3·√D."""
+    normalizer = FeatureNormalizer(16, kind).train()
+    g = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        normalizer(torch.randn(128, 16, generator=g) * 7 + 3)
+    z = normalizer.eval()(torch.randn(4000, 16, generator=g) * 7 + 3)
+    assert float(z[:, :16].square().sum(1).mean()) == pytest.approx(16, rel=0.02)
+    assert z[:, :16].mean(0).abs().max() < 0.08  # four standard errors, of these rows and of the mean
+    if kind == "polar":
+        assert float(z[:, 16].mean()) == pytest.approx(0, abs=0.08)
+        assert float(z[:, 16].std()) == pytest.approx(0.3 * 4, rel=0.05)
+
+
+def test_prior_penalty_is_minus_the_log_density_of_the_prior() -> None:
+    gp = RandomFeatureGP(16, 3, Kernel(64)).double()
+    log_density = torch.distributions.Normal(0, 1).log_prob
+    constant = log_density(torch.zeros_like(gp.beta)).sum()
+    assert float(gp.prior_penalty().detach()) == pytest.approx(
+        float((constant - log_density(gp.beta).sum()).detach())
+    )
 
 
 def test_clipping_keeps_the_inside_and_moves_the_outside_to_the_surface() -> None:

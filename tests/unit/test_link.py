@@ -1,5 +1,6 @@
 """E softmax and E σ against tensor grids, long Monte Carlo and a textbook that keeps every sample."""
 
+import itertools
 import math
 import subprocess
 import sys
@@ -12,8 +13,8 @@ from tests.reference import oracles
 from torch import Tensor
 
 from hetsngp.functional.link import sigmoid_log_probs, softmax_log_probs, softmax_probs
-from hetsngp.functional.points import Points
-from hetsngp.functional.streaming import StreamedLogSoftmax, pack
+from hetsngp.functional.points import SCRAMBLES, Points
+from hetsngp.functional.streaming import StreamedLogSoftmax, pack, random_signs
 from hetsngp.types import Factor, FactorSum, UtilityNormal
 
 NOISE = {"mild": (0.5, 0.5), "wide factor": (4.0, 1.0), "wide diagonal": (1.0, 6.0), "wide both": (5.0, 5.0)}
@@ -62,6 +63,9 @@ def test_two_classes_are_exact() -> None:
         oracle = oracles.expected_softmax(u.mean[row].numpy(), u.covariance()[row].numpy(), step=0.005)
         assert probs[row].numpy() == pytest.approx(oracle, abs=1e-9)
         assert softmax_log_probs(u, num_samples=1)[row].exp().numpy() == pytest.approx(oracle, abs=1e-9)
+        mean_log = softmax_log_probs(u, num_samples=1, likelihood="mean_log")[row].numpy()
+        mean, cov = u.mean[row].numpy(), u.covariance()[row].numpy()
+        assert mean_log == pytest.approx(oracles.expected_log_softmax(mean, cov, step=0.005), abs=1e-9)
 
 
 def test_no_noise_is_the_plain_softmax() -> None:
@@ -140,12 +144,51 @@ def test_estimates_are_unbiased() -> None:
         assert (np.abs(draws.mean(0).numpy() - reference) < 5 * error + 1e-12).all()
 
 
+@pytest.mark.parametrize(("rank", "diagonal"), [(3, 5), (2, 200)])
+def test_points_are_stratified_in_every_coordinate(rank: int, diagonal: int) -> None:
+    """A net and a Latin hypercube alike: 64 points, one in each 64th of every coordinate's mass."""
+    like = torch.zeros((), dtype=torch.float64)
+    strata = torch.arange(64, dtype=torch.float64)[:, None].expand(64, rank + diagonal)
+    inside = []
+    for seed in range(20):
+        uniform = 64 * torch.special.ndtr(
+            torch.cat(Points("sobol", rank, diagonal, seed).block(0, 64, like=like), 1)
+        )
+        assert torch.equal(uniform.floor().sort(0)[0], strata)
+        assert len(uniform.floor().unique(dim=1)[0]) == rank + diagonal  # no two coordinates alike
+        inside.append(uniform.frac())
+    place = torch.stack(inside)  # where in its stratum a point lies: anywhere
+    count = 20 if diagonal < 100 else 20 * 64  # a shift moves all points of a net together
+    assert (place.mean((0, 1)) - 0.5).abs().max() < 5 * math.sqrt(1 / 12 / count)
+    assert place.std((0, 1)).min() > 0.1
+
+
+def test_points_are_continued_and_randomised_anew_by_seed_and_replicate() -> None:
+    like = torch.zeros((), dtype=torch.float64)
+    points = Points("sobol", 3, 4, seed=0)
+    whole = torch.cat(points.block(0, 48, like=like), 1)
+    pieces = [torch.cat(points.block(start, 16, like=like), 1) for start in (0, 16, 32)]
+    assert torch.equal(whole, torch.cat(pieces))
+    replicates = torch.cat(points.replicated_block(16, 16, 3, like=like), 1).view(3, 16, 7)
+    assert torch.equal(replicates[0], pieces[1])
+    for one, other in itertools.combinations(replicates, 2):
+        assert (one - other).abs().min() > 0
+    # Scrambles are reused every so many seeds; the digital shift is never.
+    again = torch.cat(Points("sobol", 3, 4, seed=SCRAMBLES).block(0, 48, like=like), 1)
+    assert (again - whole).abs().min() > 0
+    mirrored = torch.cat(Points("antithetic", 3, 4, seed=0).block(0, 48, like=like), 1)
+    assert torch.equal(mirrored[:24], -mirrored[24:])
+
+
 # --- gradients and memory -------------------------------------------------------------------------------
 
 
-def textbook(u: UtilityNormal, points: Points, count: int, likelihood: str) -> Tensor:
+def textbook(u: UtilityNormal, points: Points, count: int, likelihood: str, flip: Tensor | None) -> Tensor:
     """Materialise every sample, let autograd do the rest."""
     eps_factor, eps_diagonal = points.block(0, count, like=u.mean)
+    if flip is not None:
+        eps_factor = eps_factor * flip[:, None, : points.rank]
+        eps_diagonal = eps_diagonal * flip[:, None, points.rank :]
     dense = u.form.dense()
     draws = u.mean[:, None] + u.var.sqrt()[:, None] * eps_diagonal + eps_factor @ dense.mT
     log_q = torch.log_softmax(draws, -1)
@@ -181,17 +224,24 @@ def test_gradcheck(likelihood: str) -> None:
 
 @pytest.mark.parametrize("likelihood", ["log_mean", "mean_log"])
 @pytest.mark.parametrize("chunk", [64, 2**18])
-def test_streaming_equals_the_textbook(likelihood: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("flipped", [False, True])
+def test_streaming_equals_the_textbook(
+    likelihood: str, chunk: int, flipped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hetsngp.functional.streaming.CPU_CHUNK", chunk)
     tensors = factored(7, 6, 2)
     points = Points("sobol", 2 + 2 + 3, 6, seed=4)
+    flip = random_signs(points, 7, tensors[0]) if flipped else None
+    if flip is not None:
+        assert (flip.abs() == 1).all()
+        assert len(flip.unique(dim=0)) == 7
     weight = torch.randn(7, 6, dtype=torch.float64)
     for run in (0, 1):
         u = joined(*tensors)
         out = (
-            StreamedLogSoftmax.apply(points, 200, likelihood, None, *pack(u))
+            StreamedLogSoftmax.apply(points, 200, likelihood, flip, *pack(u))
             if run
-            else textbook(u, points, 200, likelihood)
+            else textbook(u, points, 200, likelihood, flip)
         )
         grads = torch.autograd.grad((out * weight).sum(), tensors)
         if run == 0:
@@ -292,10 +342,15 @@ def test_imagenet_21k_classes_work() -> None:
 def test_sigmoid_link_uses_the_marginal_variance_only() -> None:
     u = utility(3, 4, 2, "wide factor", dtype=torch.float64)
     log_yes, log_no = sigmoid_log_probs(u)
+    mean_log_yes, mean_log_no = sigmoid_log_probs(u, "mean_log")
     cov = u.covariance().numpy()
     for row in range(3):
         for c in range(4):
             two = np.array([[0.0, 0.0], [0.0, cov[row, c, c]]])
-            oracle = oracles.expected_softmax(np.array([0.0, float(u.mean[row, c])]), two, step=0.005)[1]
+            mean = np.array([0.0, float(u.mean[row, c])])
+            oracle = oracles.expected_softmax(mean, two, step=0.005)[1]
             assert float(log_yes[row, c].exp()) == pytest.approx(oracle, abs=1e-9)
+            oracle = oracles.expected_log_softmax(mean, two, step=0.005)
+            assert float(mean_log_no[row, c]) == pytest.approx(oracle[0], abs=1e-9)
+            assert float(mean_log_yes[row, c]) == pytest.approx(oracle[1], abs=1e-9)
     assert torch.allclose(log_yes.exp() + log_no.exp(), torch.ones(3, 4, dtype=torch.float64), atol=1e-9)

@@ -5,7 +5,7 @@ import torch
 
 from hetsngp.functional.noise import diagonal_variance, low_rank_factor, parameter_efficient_factor
 from hetsngp.nn.noise import LONGEST, NOISE_TYPES
-from hetsngp.types import Factor, FactorSum, UtilityNormal, join_factors
+from hetsngp.types import Factor, FactorSum, LatentNormal, UtilityNormal, join_factors
 
 
 def test_low_rank_factor_is_class_major() -> None:
@@ -63,6 +63,47 @@ def test_noise_is_held_constant_beyond_the_data() -> None:
     assert torch.allclose(far[1].dense(), farther[1].dense(), rtol=1e-3, atol=1e-5)
     inside = module(centre + 0.9 * LONGEST * 8**0.5 * direction)
     assert not torch.allclose(inside[0], far[0], rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", NOISE_TYPES)
+def test_noise_does_not_depend_on_origin_and_unit_of_the_features(kind: str) -> None:
+    h = torch.randn(64, 8, dtype=torch.float64)
+    outputs = []
+    for moved in (h, 30 * h + 7):
+        torch.manual_seed(1)
+        module = NOISE_TYPES[kind](8, 4, 2).double().train()
+        module(moved)
+        var, factor = module.eval()(moved)
+        outputs.append(UtilityNormal(torch.zeros_like(var), var, factor).covariance())
+    assert torch.allclose(outputs[0], outputs[1])
+    assert outputs[0].std(0).max() > 1e-3  # it depends on the input
+
+
+def test_temperature_divides_the_utility_not_its_variance() -> None:
+    """u/τ: mean/τ and covariance/τ², whichever form the factor has."""
+    mean, var = torch.randn(3, 4), torch.rand(3, 4)
+    parts = (
+        Factor(torch.randn(4, 5), row=torch.randn(3, 4)),
+        Factor(torch.randn(4, 3), column=torch.rand(3, 3)),
+    )
+    for factor in (None, torch.randn(3, 4, 2), *parts, FactorSum(parts)):
+        u = UtilityNormal(mean, var, factor)
+        for tau in (0.4, torch.tensor(2.5)):
+            assert torch.allclose(u.tempered(tau).mean, mean / tau)
+            assert torch.allclose(u.tempered(tau).covariance(), u.covariance() / tau**2, atol=1e-5)
+
+
+def test_latent_variance_is_counted_once() -> None:
+    """``var`` of a latent is the whole marginal variance, with a factor and without."""
+    factor = Factor(torch.randn(4, 3), column=torch.rand(2, 3))
+    for form, var in ((factor, factor.variance()), (None, torch.rand(2, 4))):
+        latent = LatentNormal(torch.randn(2, 4), var, form)
+        assert torch.allclose(latent.as_utility().marginal_variance(), var)
+        assert torch.allclose(latent.covariance().diagonal(dim1=-2, dim2=-1), var)
+    dense = factor.dense()
+    assert torch.allclose(
+        LatentNormal(torch.zeros(2, 4), factor.variance(), factor).covariance(), dense @ dense.mT
+    )
 
 
 def test_factor_forms_agree_with_their_dense_form() -> None:

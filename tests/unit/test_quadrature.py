@@ -1,5 +1,6 @@
 """The one-dimensional rules against adaptive quadrature."""
 
+import functools
 import math
 
 import numpy as np
@@ -9,10 +10,12 @@ from scipy import integrate, special
 
 from hetsngp.functional.quadrature import expected_log_sigmoid, log_expected_sigmoid, normal_nodes
 
-MEANS = [-300.0, -40.0, -5.0, -0.3, 0.0, 2.0, 25.0]
+# −140 lies between −s² and −s²/2 for s = 12: there only the tilted rule is accurate.
+MEANS = [-300.0, -140.0, -40.0, -5.0, -0.3, 0.0, 2.0, 25.0]
 STDS = [0.0, 0.01, 0.5, 1.4999, 1.5001, 3.0, 12.0, 40.0]
 
 
+@functools.cache
 def oracle(m: float, s: float, kind: str) -> float:
     """log E σ or E log σ by scipy, with the largest exponent taken out."""
     if s == 0:
@@ -23,9 +26,9 @@ def oracle(m: float, s: float, kind: str) -> float:
             -40, 40, points=[-m / s] if abs(m / s) < 40 else None, limit=500, epsabs=1e-13, epsrel=1e-13,
         )  # fmt: skip
         return value
-    z = np.linspace(-60 - s, 60 + s, 400_001)
+    z, step = np.linspace(-60 - s, 60 + s, 100_001, retstep=True)  # poles of σ are 40 steps away and more
     exponent = special.log_expit(m + s * z) - 0.5 * z**2 - 0.5 * math.log(2 * math.pi)
-    return float(special.logsumexp(exponent) + math.log(z[1] - z[0]))
+    return float(special.logsumexp(exponent) + math.log(step))
 
 
 @pytest.mark.parametrize("kind", ["log_mean", "mean_log"])

@@ -113,6 +113,9 @@ def test_sigmoid_split_against_a_grid() -> None:
             oracle[i] += two(np.array(p)) - w @ two(given_f)
     got = sigmoid_model_uncertainty(mean, latent, label, probs)
     assert got.numpy() == pytest.approx(oracle, abs=2e-4)
+    # No GP variance, no model uncertainty, whatever the rounding of the probabilities.
+    rounded = probs + 1e-6 * (0.5 - probs)
+    assert (sigmoid_model_uncertainty(mean, torch.zeros_like(latent), label, rounded) == 0).all()
     assert torch.allclose(binary_entropy(torch.tensor([[0.5, 0.5]])), torch.tensor([2 * math.log(2)]))
 
 

@@ -11,7 +11,6 @@ import math
 import torch
 from torch import Tensor
 
-FEATURES = ("sincos", "cosine")
 NORMALIZATIONS = ("direction", "polar", "rms")
 # Weight of the standardised log length against the direction (√D long) under "polar".
 POLAR_WEIGHT = 0.3
@@ -60,8 +59,9 @@ def sincos_features(h: Tensor, frequencies: Tensor) -> Tensor:
 
 
 def median_distance(h: Tensor) -> Tensor:
-    """Median pairwise distance of the rows of h (N, D), the usual length scale: a scalar."""
-    return torch.pdist(h).median()
+    """Median distance between distinct rows of h (N, D), the usual length scale: a scalar, or NaN."""
+    distance = torch.pdist(h)
+    return torch.where(distance > 0, distance, torch.nan).nanmedian()
 
 
 def normalize(

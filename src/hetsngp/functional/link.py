@@ -31,8 +31,6 @@ SAFETY = 3.0
 # Up to this many classes a covariance is written in its K−1 contrasts before sampling: fewer coordinates,
 # so 2 to 30 times fewer points, for one small Cholesky factorisation a row.
 CONTRAST_CLASSES = 32
-# Relative to the mean variance: keeps the factorisation of a singular covariance alive, moves no probability.
-_JITTER = 1e-6
 
 
 def in_contrasts(utility: UtilityNormal) -> UtilityNormal:
@@ -41,13 +39,19 @@ def in_contrasts(utility: UtilityNormal) -> UtilityNormal:
     A Cholesky factor rather than eigenvectors: where the covariance is a multiple of I those are arbitrary,
     and rounding would decide the result.
     """
-    basis = contrast_basis(utility.mean.shape[-1], utility.mean)
-    covariance = basis.mT @ utility.covariance() @ basis
-    jitter = _JITTER * covariance.diagonal(dim1=-2, dim2=-1).mean(-1)
-    jitter = jitter.clamp_min(torch.finfo(jitter.dtype).tiny)
-    identity = torch.eye(covariance.shape[-1], device=basis.device, dtype=basis.dtype)
-    cholesky = torch.linalg.cholesky(covariance + jitter[:, None, None] * identity)
-    return UtilityNormal(utility.mean, torch.zeros_like(utility.var), basis @ cholesky)
+    # In float64: a covariance of low rank is singular, and float32 rounds it below zero.
+    dtype, jitter = (torch.float32, 1e-5) if utility.mean.device.type == "mps" else (torch.float64, 1e-10)
+    basis = contrast_basis(utility.mean.shape[-1], utility.mean.to(dtype))
+    form = utility.form
+    covariance = torch.diag_embed(utility.var.to(dtype))
+    if form is not None:
+        dense = form.dense().to(dtype)
+        covariance = covariance + dense @ dense.mT
+    covariance = basis.mT @ covariance @ basis
+    diagonal = covariance.diagonal(dim1=-2, dim2=-1)
+    diagonal += (jitter * diagonal.mean(-1, keepdim=True)).clamp_min(1e-30)  # moves no probability
+    factor = basis @ torch.linalg.cholesky(covariance)
+    return UtilityNormal(utility.mean, torch.zeros_like(utility.var), factor.to(utility.mean.dtype))
 
 
 def softmax_log_probs(

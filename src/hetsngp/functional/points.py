@@ -25,7 +25,7 @@ _BITS = 30  # resolution of torch's Sobol engine
 BLOCK = 256
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=64)
 def _sobol(dimension: int, count: int, scramble: int) -> Tensor:
     """The first ``count`` points of a scrambled sequence, as integers below 2³⁰: (count, dimension)."""
     engine = torch.quasirandom.SobolEngine(dimension, scramble=True, seed=scramble)
@@ -88,8 +88,8 @@ class Points:
             # One shift per replicate, so that later blocks continue the same sequence.
             shift_rng = self._generator(torch.device("cpu"), replicate)
             shift = torch.randint(2**_BITS, (sobol,), generator=shift_rng, dtype=torch.int32)
-            # Rounded up to 16, 256, 4096, … so that the cache holds few entries.
-            length = 16 ** max(1, math.ceil(math.log2(start + count) / 4))
+            # Rounded up to a power of four so that the cache holds few entries.
+            length = 4 ** math.ceil(math.log2(start + count) / 2)
             net = _sobol(sobol, length, (self.seed + replicate) % SCRAMBLES)[start : start + count]
             columns.append(((net ^ shift).double() / 2**_BITS).to(like))
         if latin:

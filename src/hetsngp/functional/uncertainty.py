@@ -18,9 +18,10 @@ from hetsngp.functional.streaming import sample
 from hetsngp.types import UtilityNormal
 
 # Up to so many classes, this many (outer, inner) points of the nested rule: about 10⁵ softmax terms a row,
-# for an error of a few thousandths of a nat. Without noise there are no inner
-# points and four times the outer ones.
+# for an error near a hundredth of a nat (a few times that for wide posteriors over many classes). Without
+# noise the inner points go to the outer rule.
 NESTED = {8: (512, 64), 32: (256, 32), 128: (64, 32), 10**9: (32, 16)}
+MOST_OUTER = 4096
 CHUNK = 2**20
 
 
@@ -68,8 +69,9 @@ def _two_class(latent: UtilityNormal, noise: UtilityNormal | None, probs: Tensor
 def sigmoid_model_uncertainty(mean: Tensor, latent_var: Tensor, noise_var: Tensor, probs: Tensor) -> Tensor:
     """Σ_c I(y_c; f_c) under the sigmoid link, by quadrature over f_c: arguments (B, K) → (B,)."""
     std = latent_var.sqrt()
-    # The integrand's features have width ~3 in logits: nodes no wider than that, up to a spread of ~20.
-    z, weights = normal_nodes(step=0.5 if float(std.max()) <= 3 else 0.125, like=mean)
+    # The integrand's features have a width of ~3 logits: nodes at most 1.5 apart, down to a step of 1/128.
+    step = 2.0 ** -min(7, max(1, math.ceil(math.log2(max(float(std.max()), 1.0) / 1.5))))
+    z, weights = normal_nodes(step=step, like=mean)
     has_noise = bool(noise_var.any())
     given_f = torch.zeros_like(mean)
     for node, weight in zip(z, weights, strict=True):
@@ -84,7 +86,7 @@ def _nested(latent: UtilityNormal, noise: UtilityNormal | None, probs: Tensor, s
     batch, classes = latent.mean.shape
     outer, inner = next(points for most, points in NESTED.items() if classes <= most)
     if noise is None:
-        outer, inner = outer * 4, 1
+        outer, inner = min(outer * inner, MOST_OUTER), 1
     if classes <= CONTRAST_CLASSES:
         latent, noise = in_contrasts(latent), None if noise is None else in_contrasts(noise)
     rows = max(1, CHUNK // (outer * classes))

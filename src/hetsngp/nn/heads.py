@@ -39,6 +39,7 @@ class GaussianHead(nn.Module):
     """
 
     temperature: Tensor
+    training_temperature: Tensor
 
     def __init__(
         self,
@@ -57,6 +58,8 @@ class GaussianHead(nn.Module):
         self.num_classes = num_classes
         self.sample_beta = sample_beta
         self.register_buffer("temperature", torch.tensor(float(temperature)))
+        # Calibration moves the temperature of predictions; training goes on with its own.
+        self.register_buffer("training_temperature", torch.tensor(float(temperature)))
 
     @property
     def has_posterior(self) -> bool:
@@ -83,8 +86,11 @@ class GaussianHead(nn.Module):
         return torch.sigmoid(u) if self.link.link == "sigmoid" else torch.softmax(u, -1)
 
     def _training_utility(self, h: Tensor) -> UtilityNormal:
+        """u/τ at the posterior mode; with ``sample_beta``, under the posterior as soon as there is one."""
         sampled = self.sample_beta and self.training and self.has_posterior
-        return self.utility(h, posterior=sampled and bool(self.latent.posterior.fitted))  # type: ignore[union-attr]
+        posterior = sampled and bool(self.latent.posterior.fitted)  # type: ignore[union-attr]
+        temperature = self.training_temperature if self.training else self.temperature
+        return self.utility(h, posterior=posterior).tempered(temperature.to(h))
 
     # --- training ---------------------------------------------------------------------------------------
 
@@ -93,18 +99,22 @@ class GaussianHead(nn.Module):
 
         In training mode the points are fresh each time (from ``generator``); in evaluation they are fixed.
         """
-        utility = self._training_utility(h).tempered(self.temperature.to(h))
+        utility = self._training_utility(h)
         if self.link.link == "sigmoid":
-            log_yes, log_no = functional.sigmoid_log_probs(utility, self.link.likelihood)
+            log_yes, log_no = functional.sigmoid_log_probs(utility)
             return log_yes - log_no
-        return self._softmax_log_probs(utility, generator)
+        return self._softmax_log_probs(utility, "log_mean", generator)
 
-    def _softmax_log_probs(self, utility: UtilityNormal, generator: torch.Generator | None) -> Tensor:
+    def _softmax_log_probs(
+        self, utility: UtilityNormal, likelihood: str, generator: torch.Generator | None
+    ) -> Tensor:
+        if self.noise is None and not self.sample_beta:
+            return torch.log_softmax(utility.mean, -1)  # a point; said here so that tracing need not look
         default = TRAIN_POINTS if self.training else EVAL_POINTS
         return functional.softmax_log_probs(
             utility,
             num_samples=self.link.num_samples or default,
-            likelihood=self.link.likelihood,
+            likelihood=likelihood,
             sampler=self.link.sampler,
             generator=generator,
             seed=None if self.training or generator is not None else 0,
@@ -115,11 +125,12 @@ class GaussianHead(nn.Module):
         """−log p̄(y) of each example: (B,). Labels (B,), or multi-hot (B, K) under the sigmoid."""
         if self.link.link == "sigmoid":
             y = check_multi_hot(y, self.num_classes, h.shape[0]).to(h.dtype)
-            utility = self._training_utility(h).tempered(self.temperature.to(h))
+            utility = self._training_utility(h)
             log_yes, log_no = functional.sigmoid_log_probs(utility, self.link.likelihood)
             return -(y * log_yes + (1 - y) * log_no).sum(-1)
         y = check_class_labels(y, self.num_classes, h.shape[0])
-        return -self.log_probs(h, generator=generator).gather(1, y.unsqueeze(1)).squeeze(1)
+        log_probs = self._softmax_log_probs(self._training_utility(h), self.link.likelihood, generator)
+        return -log_probs.gather(1, y.unsqueeze(1)).squeeze(1)
 
     def prior_penalty(self) -> Tensor | None:
         """½‖β‖² where there is a prior."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hetsngp.functional import features
+from hetsngp.nn.linear import seeded_linear
 from hetsngp.nn.normalization import FeatureNormalizer
 from hetsngp.nn.posteriors import POSTERIOR_TYPES
 from hetsngp.types import LatentNormal
@@ -33,11 +34,11 @@ class Kernel:
 class LinearLatent(nn.Module):
     """f = Wh + b, no doubt about it."""
 
-    has_posterior = False
-
-    def __init__(self, num_features: int, num_classes: int) -> None:
+    def __init__(
+        self, num_features: int, num_classes: int, *, generator: torch.Generator | None = None
+    ) -> None:
         super().__init__()
-        self.linear = nn.Linear(num_features, num_classes)
+        self.linear = seeded_linear(num_features, num_classes, generator)
 
     def forward(self, h: Tensor, *, posterior: bool) -> LatentNormal:
         """(B, D) → f: mean (B, K), zero variance."""
@@ -57,7 +58,6 @@ class RandomFeatureGP(nn.Module):
     default: ‖φ‖ = a for every input, where the paper's cosines give the prior variance only on average.
     """
 
-    has_posterior = True
     frequencies: Tensor
     phases: Tensor
 

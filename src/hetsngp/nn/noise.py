@@ -23,7 +23,9 @@ INITIAL_STD = 0.1
 class LowRankNoise(nn.Module):
     """Σ(x) = VVᵀ + diag(d²), V (K, R) and d (K,) affine in the standardised h (d through softplus)."""
 
-    def __init__(self, num_features: int, num_classes: int, rank: int) -> None:
+    def __init__(
+        self, num_features: int, num_classes: int, rank: int, *, generator: torch.Generator | None = None
+    ) -> None:
         super().__init__()
         self.rank = rank
         # Typical length one: an SGD step moves V(x) by lr·‖z‖², and noise that is learned faster than the
@@ -31,14 +33,14 @@ class LowRankNoise(nn.Module):
         self.length, self.longest = math.sqrt(num_features), LONGEST
         self.normalizer = FeatureNormalizer(num_features, "rms")
         self.diagonal = nn.Linear(num_features, num_classes)
-        self._make_factor(num_features, num_classes)
+        self._make_factor(num_features, num_classes, generator)
         for layer in (m for m in self.modules() if isinstance(m, nn.Linear)):
-            nn.init.normal_(layer.weight, std=INITIAL_STD)
+            nn.init.normal_(layer.weight, std=INITIAL_STD, generator=generator)
             nn.init.zeros_(layer.bias)
         # d starts where V does: softplus(−2) ≈ 0.13.
         nn.init.constant_(self.diagonal.bias, -2.0)
 
-    def _make_factor(self, num_features: int, num_classes: int) -> None:
+    def _make_factor(self, num_features: int, num_classes: int, generator: torch.Generator | None) -> None:
         self.factor = nn.Linear(num_features, num_classes * self.rank)
 
     def _factor(self, z: Tensor) -> Factor:
@@ -53,9 +55,11 @@ class LowRankNoise(nn.Module):
 class ParameterEfficientNoise(LowRankNoise):
     """V(x) = v(x)1ᵀ ⊙ V₀ with v affine in h and V₀ (K, R) free: D·K + K·R parameters instead of D·K·R."""
 
-    def _make_factor(self, num_features: int, num_classes: int) -> None:
+    def _make_factor(self, num_features: int, num_classes: int, generator: torch.Generator | None) -> None:
         self.row = nn.Linear(num_features, num_classes)
-        self.basis = nn.Parameter(torch.randn(num_classes, self.rank) / math.sqrt(self.rank))
+        self.basis = nn.Parameter(
+            torch.randn(num_classes, self.rank, generator=generator) / math.sqrt(self.rank)
+        )
 
     def _factor(self, z: Tensor) -> Factor:
         return functional.parameter_efficient_factor(_affine(self.row, z), self.basis.to(z))

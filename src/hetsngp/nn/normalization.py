@@ -11,6 +11,8 @@ from hetsngp.functional.features import median_distance, normalize
 
 # Rows of a batch that the median distance is taken over: 8,128 pairs.
 DISTANCE_ROWS = 128
+# Features that do not vary at all have no scale; this one keeps them finite.
+_SMALLEST = 1e-12
 
 
 class FeatureNormalizer(nn.Module):
@@ -47,7 +49,7 @@ class FeatureNormalizer(nn.Module):
         return self._normalize(h)
 
     def _normalize(self, h: Tensor) -> Tensor:
-        rms = self.mean_square.to(h.dtype).sqrt().clamp_min(torch.finfo(h.dtype).tiny)
+        rms = self.mean_square.to(h.dtype).sqrt().clamp_min(_SMALLEST)
         spread = self.log_variance.to(h.dtype).sqrt().clamp_min(1e-3)
         return normalize(h, self.kind, self.mean.to(h), rms, self.log_length.to(h.dtype), spread)
 
@@ -60,10 +62,11 @@ class FeatureNormalizer(nn.Module):
         self._move(self.mean, h.mean(0), weight)
         centred = h - self.mean.to(h)
         self._move(self.mean_square, centred.square().mean(), weight)
-        log_length = centred.norm(dim=1).clamp_min(1e-12).log()
+        log_length = centred.norm(dim=1).clamp_min(_SMALLEST).log()
         self._move(self.log_length, log_length.mean(), weight)
         self._move(self.log_variance, (log_length - self.log_length.to(h)).square().mean(), weight)
-        self._move(self.distance, median_distance(self._normalize(h[:DISTANCE_ROWS])), weight)
+        distance = median_distance(self._normalize(h[:DISTANCE_ROWS])).to(self.distance)
+        self._move(self.distance, torch.where(distance.isnan(), self.distance, distance), weight)
 
     @staticmethod
     def _move(buffer: Tensor, value: Tensor, weight: Tensor) -> None:

@@ -36,8 +36,8 @@ class Statistics:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """float64 where the device has it: near-null directions of ΣΦΦᵀ must be right to below the prior's 1."""
-    return tensor if tensor.device.type == "mps" else tensor.double()
+    """float64, on the CPU where the device has none: small eigenvalues of ΣΦΦᵀ must be right to below 1."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
 class Posterior(nn.Module):

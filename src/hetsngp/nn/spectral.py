@@ -54,7 +54,6 @@ class _Bounded(nn.Module):
                 self.spectral_v.copy_(v)
         return soft_bound(self.weight, sigma, self.spectral_bound)
 
-    @torch.compiler.disable
     @torch.inference_mode(False)
     @torch.no_grad()
     def _start(self, spatial: Sequence[int]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from hetsngp.nn.linear import seeded_linear
 
 
 class ResidualMLPBlock(nn.Module):
@@ -18,7 +19,7 @@ class ResidualMLPBlock(nn.Module):
 
     def __init__(self, width: int, dropout: float = 0.0, generator: torch.Generator | None = None) -> None:
         super().__init__()
-        self.linear = _linear(width, width, generator)
+        self.linear = seeded_linear(width, width, generator)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, h: Tensor) -> Tensor:
@@ -65,7 +66,7 @@ class ResidualMLP(nn.Module):
             isometry = torch.linalg.qr(gaussian).Q.to(torch.get_default_dtype())
             self.register_buffer("isometry", isometry)  # (width, in_features)
         else:
-            self.embedding = _linear(in_features, width, generator)
+            self.embedding = seeded_linear(in_features, width, generator)
         self.blocks = nn.Sequential(*(ResidualMLPBlock(width, dropout, generator) for _ in range(depth)))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,13 +74,3 @@ class ResidualMLP(nn.Module):
         h = F.linear(x, self.isometry) if self.embedding is None else self.embedding(x)
         out: Tensor = self.blocks(h)
         return out
-
-
-def _linear(in_features: int, out_features: int, generator: torch.Generator | None) -> nn.Linear:
-    """nn.Linear with its usual initial values, drawn from the given generator."""
-    layer = nn.utils.skip_init(nn.Linear, in_features, out_features, device=torch.get_default_device())
-    assert isinstance(layer, nn.Linear)
-    bound = 1 / math.sqrt(in_features)
-    nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
-    nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
-    return layer

@@ -1,0 +1,57 @@
+"""What must hold for any Gaussian over any number of classes."""
+
+import math
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetsngp.functional.link import sigmoid_log_probs, softmax_log_probs, softmax_probs
+from hetsngp.functional.uncertainty import entropy, model_uncertainty
+from hetsngp.types import UtilityNormal
+
+
+@st.composite
+def utilities(draw: st.DrawFn) -> UtilityNormal:
+    classes, rank = draw(st.integers(2, 40)), draw(st.integers(0, 50))
+    g = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
+    width = 10 ** draw(st.floats(-3, 1.3))
+    mean = 10 ** draw(st.floats(-1, 2)) * torch.randn(2, classes, generator=g, dtype=torch.float64)
+    var = width**2 * torch.rand(2, classes, generator=g, dtype=torch.float64)
+    factor = width * torch.randn(2, classes, rank, generator=g, dtype=torch.float64) if rank else None
+    return UtilityNormal(mean, var, factor)
+
+
+@settings(max_examples=60, deadline=None)
+@given(utilities())
+def test_probabilities_are_probabilities(u: UtilityNormal) -> None:
+    probs, points = softmax_probs(u, max_points=2**10)
+    assert torch.isfinite(probs).all()
+    assert (probs >= 0).all()
+    assert torch.allclose(probs.sum(-1), torch.ones(2, dtype=torch.float64), atol=1e-9)
+    assert (points <= 2**10).all()
+    log_probs = softmax_log_probs(u, num_samples=32, seed=0)
+    assert torch.isfinite(log_probs).all()
+    assert torch.allclose(log_probs.exp().sum(-1), torch.ones(2, dtype=torch.float64), atol=1e-9)
+    log_yes, log_no = sigmoid_log_probs(u)
+    assert torch.allclose(log_yes.exp() + log_no.exp(), torch.ones_like(log_yes), atol=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(utilities(), st.floats(-50, 50))
+def test_a_common_shift_of_the_logits_changes_nothing(u: UtilityNormal, shift: float) -> None:
+    probs, _ = softmax_probs(u, num_samples=64)
+    moved, _ = softmax_probs(UtilityNormal(u.mean + shift, u.var, u.factor), num_samples=64)
+    assert torch.allclose(probs, moved, atol=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(utilities())
+def test_model_uncertainty_lies_between_zero_and_what_there_is(u: UtilityNormal) -> None:
+    noise = UtilityNormal(torch.zeros_like(u.mean), u.var.flip(0), None)
+    probs, _ = softmax_probs(UtilityNormal(u.mean, u.var + noise.var, u.factor), max_points=2**12)
+    model = model_uncertainty(u, noise, probs)
+    assert (model >= 0).all()
+    assert (model <= math.log(u.mean.shape[-1]) + 1e-9).all()
+    # Averaging over the function cannot make a label more certain than its noise alone leaves it.
+    assert (model <= entropy(probs) + 0.05).all()
