@@ -220,6 +220,9 @@ def _write_weights(folder: Path, tensors: dict[str, Tensor]) -> Path:
     temporary = _temporary(folder)
     try:
         save_file(tensors, temporary, metadata={"format": "pt"})
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)  # safetensors writes files that only their owner may read
         _sync(temporary)
         final = folder / f"model-{_sha256(temporary)[:16]}.safetensors"
         os.replace(temporary, final)
@@ -239,7 +242,7 @@ def _replace(file: Path, write: Callable[[Path], Any]) -> None:
 
 
 def _temporary(folder: Path) -> Path:
-    """A name nobody else has; an ordinary file will have the ordinary permissions."""
+    """A name nobody else has."""
     return folder / f".saving-{secrets.token_hex(8)}"
 
 

@@ -52,6 +52,16 @@ def test_import_pulls_in_no_optional_package(tmp_path: Path) -> None:
     assert not set(loaded) & OPTIONAL
 
 
+def test_import_needs_only_torch_numpy_and_safetensors(tmp_path: Path) -> None:
+    """Whatever else is loaded was loaded by those three, or is Python's own."""
+    code = (
+        "import sys, torch, numpy, safetensors.torch; before = set(sys.modules); import hetsngp; "
+        "new = {name.split('.')[0] for name in set(sys.modules) - before}; "
+        "print(*(new - set(sys.stdlib_module_names)))"
+    )
+    assert set(run_python(code, cwd=tmp_path).split()) <= {"hetsngp", "torch", "numpy", "safetensors"}
+
+
 def test_import_is_cheap(tmp_path: Path) -> None:
     code = (
         "import time, torch, numpy, safetensors; start = time.perf_counter(); "

@@ -13,7 +13,7 @@ from tests.reference import oracles
 from torch import Tensor
 
 from hetsngp.functional.link import sigmoid_log_probs, softmax_log_probs, softmax_probs
-from hetsngp.functional.points import SCRAMBLES, Points
+from hetsngp.functional.points import SCRAMBLES, Points, _normal_from_uniform
 from hetsngp.functional.streaming import StreamedLogSoftmax, pack, random_signs
 from hetsngp.types import Factor, FactorSum, UtilityNormal
 
@@ -163,6 +163,14 @@ def test_points_are_stratified_in_every_coordinate(rank: int, diagonal: int) -> 
     assert place.std((0, 1)).min() > 0.1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_no_point_is_infinite(dtype: torch.dtype) -> None:
+    """One float32 uniform in 2²⁵ rounds to 1, and a net may hit 0."""
+    ends = _normal_from_uniform(torch.tensor([0.0, 0.5, 1.0], dtype=dtype))
+    assert torch.isfinite(ends).all()
+    assert ends[0] < -5 < ends[1] == 0 < 5 < ends[2]
+
+
 def test_points_are_continued_and_randomised_anew_by_seed_and_replicate() -> None:
     like = torch.zeros((), dtype=torch.float64)
     points = Points("sobol", 3, 4, seed=0)
@@ -173,7 +181,9 @@ def test_points_are_continued_and_randomised_anew_by_seed_and_replicate() -> Non
     assert torch.equal(replicates[0], pieces[1])
     for one, other in itertools.combinations(replicates, 2):
         assert (one - other).abs().min() > 0
-    # Scrambles are reused every so many seeds; the digital shift is never.
+    # Scrambles are reused every so many replicates and seeds; the digital shift is never.
+    again = torch.cat(points.block(0, 48, like=like, replicate=SCRAMBLES), 1)
+    assert (again - whole).abs().min() > 0
     again = torch.cat(Points("sobol", 3, 4, seed=SCRAMBLES).block(0, 48, like=like), 1)
     assert (again - whole).abs().min() > 0
     mirrored = torch.cat(Points("antithetic", 3, 4, seed=0).block(0, 48, like=like), 1)
