@@ -1,6 +1,6 @@
 """Which posterior and which normalisation should a residual MLP get by default? Separable two moons decide.
 
-    PYTHONPATH=src python experiments/defaults/moons.py --out experiments/defaults/results   # 2 min a seed, one core
+    PYTHONPATH=src python experiments/defaults/moons.py --out experiments/defaults/results   # 2 min a seed
 
 The bar: mean model uncertainty at most 0.05 nats on the training data, at least 0.3 at distance 10 in each of
 16 directions; no calibration. Each network is trained once a seed, and every posterior is fitted to it.
