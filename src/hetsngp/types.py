@@ -47,6 +47,13 @@ class Factor:
             out = out.unsqueeze(0)
         return out if self.row is None else out * self.row.unsqueeze(-2)
 
+    def project(self, x: Tensor) -> Tensor:
+        """Fᵀ x for x: (B, K) → (B, R)."""
+        if self.row is not None:
+            x = x * self.row
+        out = (x.unsqueeze(-2) @ self.basis).squeeze(-2)
+        return out if self.column is None else out * self.column
+
     def variance(self) -> Tensor:
         """Diagonal of FFᵀ: (B, K), or (1, K) where nothing depends on the row."""
         square = self.basis.square()
@@ -95,6 +102,10 @@ class FactorSum:
         for part, piece in zip(self.parts[1:], pieces[1:], strict=True):
             out = out + part.matmul(piece)
         return out
+
+    def project(self, x: Tensor) -> Tensor:
+        """Fᵀ x for x: (B, K) → (B, R)."""
+        return torch.cat([part.project(x) for part in self.parts], dim=-1)
 
     def variance(self) -> Tensor:
         """Diagonal of FFᵀ: (B, K)."""

@@ -122,5 +122,7 @@ def test_factor_forms_agree_with_their_dense_form() -> None:
         assert torch.allclose(form.matmul(shared), shared @ dense.mT, atol=1e-5)
         assert torch.allclose(form.matmul(own), own @ dense.mT, atol=1e-5)
         assert torch.allclose(form.variance(), dense.square().sum(-1), atol=1e-5)
+        x = torch.randn(3, 4)
+        assert torch.allclose(form.project(x), (dense.mT @ x[..., None]).squeeze(-1), atol=1e-5)
         assert torch.allclose(form.scaled(3.0).dense(), 3 * dense)
     assert join_factors(None, None) is None

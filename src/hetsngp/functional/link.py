@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from hetsngp.functional.control import MILD_VARIANCE
 from hetsngp.functional.laplace import contrast_basis
 from hetsngp.functional.points import Points, draw_seed
 from hetsngp.functional.quadrature import expected_log_sigmoid, log_expected_sigmoid
@@ -141,15 +142,35 @@ def softmax_probs(
         utility = in_contrasts(utility)
         rank, diagonal = classes - 1, 0
     points = Points(sampler, rank, diagonal, seed)
-    if num_samples is not None:
-        sums = replicate_sums(utility, points, 0, num_samples, 1)[:, 0]
-        return sums / num_samples, none + num_samples
+    mild = none.bool()
+    if sampler == "sobol" and classes > CONTRAST_CLASSES:
+        mild = utility.marginal_variance().amax(-1) <= MILD_VARIANCE
     probs, spent = torch.empty_like(utility.mean), none.clone()
-    active = torch.arange(batch, device=utility.mean.device)
-    sums = utility.mean.new_zeros(batch, REPLICATES, classes)
+    for controlled in (True, False):
+        rows = (mild == controlled).nonzero().squeeze(-1)
+        if len(rows):
+            part = utility.rows(rows)
+            if num_samples is not None:
+                sums = replicate_sums(part, points, 0, num_samples, 1, controlled=controlled)[:, 0]
+                probs[rows], spent[rows] = sums / num_samples, num_samples
+            else:
+                probs[rows], spent[rows] = _adaptive(part, points, target_error, max_points, controlled)
+    return probs.clamp_min_(0), spent
+
+
+def _adaptive(
+    utility: UtilityNormal, points: Points, target_error: float, max_points: int, controlled: bool
+) -> tuple[Tensor, Tensor]:
+    """Double the points of every row until its estimated error meets the target, or they run out."""
+    batch, classes = utility.mean.shape
+    probs = torch.empty_like(utility.mean)
+    spent = torch.zeros(batch, dtype=torch.long, device=probs.device)
+    active = torch.arange(batch, device=probs.device)
+    sums = probs.new_zeros(batch, REPLICATES, classes)
     done, size = 0, FIRST
     while len(active):
-        sums = sums + replicate_sums(utility.rows(active), points, done, size, REPLICATES)
+        part = utility.rows(active)
+        sums = sums + replicate_sums(part, points, done, size, REPLICATES, controlled=controlled)
         done += size
         size = done  # doubling keeps the wasted work under one half
         means = sums / done

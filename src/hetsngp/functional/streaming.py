@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hetsngp.functional.control import TaylorControl
 from hetsngp.functional.points import BLOCK, Points
 from hetsngp.types import Factor, FactorSum, UtilityNormal
 
@@ -170,11 +171,23 @@ def random_signs(points: Points, batch: int, like: Tensor) -> Tensor:
     return torch.randint(0, 2, shape, generator=generator, device=like.device).to(like) * 2 - 1
 
 
-def replicate_sums(utility: UtilityNormal, points: Points, start: int, count: int, replicates: int) -> Tensor:
-    """Σ softmax(u) over points start … start+count−1 of each replicate: (B, replicates, K)."""
+def replicate_sums(
+    utility: UtilityNormal,
+    points: Points,
+    start: int,
+    count: int,
+    replicates: int,
+    *,
+    controlled: bool = False,
+) -> Tensor:
+    """Σ softmax(u) over points start … start+count−1 of each replicate: (B, replicates, K).
+
+    ``controlled`` subtracts the zero-mean deviation of the Taylor control from every term.
+    """
     batch, classes = utility.mean.shape
     out = utility.mean.new_zeros(batch, replicates, classes)
     std = utility.var.sqrt()
+    control = TaylorControl.of(utility) if controlled else None
     step = max(1, BLOCK // replicates)
     for begin in range(start, start + count, step):
         size = min(step, start + count - begin)
@@ -183,7 +196,10 @@ def replicate_sums(utility: UtilityNormal, points: Points, start: int, count: in
             part = utility.rows(rows)
             rows_here = part.mean.shape[0]
             for chunk in _point_chunks(size * replicates, rows_here, classes, part.mean.device):
-                q = torch.softmax(_draw(part, std[rows], eps_factor[chunk], eps_diagonal[chunk]), -1)
+                u = _draw(part, std[rows], eps_factor[chunk], eps_diagonal[chunk])
+                q = torch.softmax(u, -1)
+                if control is not None:
+                    q = q - control.rows(rows).deviation(u - part.mean.unsqueeze(-2))
                 if replicates == 1:
                     out[rows, 0] += q.sum(1)
                 else:
