@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,26 @@ class PosteriorReport:
             + f", NLL {self.nll_before:.4f} → {self.nll:.4f} (standard error {self.standard_error:.4f}"
         )
         return text + (f"; {self.nll_mode:.4f} without the posterior)" if has_posterior else ")")
+
+
+@overload
+def fit_posterior(
+    model: Classifier,
+    loader: Iterable[Any],
+    calibration: Iterable[Any] | None = ...,
+    *,
+    progress: Callable[[int], None] | None = ...,
+) -> PosteriorReport: ...
+
+
+@overload
+def fit_posterior(
+    model: Ensemble,
+    loader: Iterable[Any],
+    calibration: Iterable[Any] | None = ...,
+    *,
+    progress: Callable[[int], None] | None = ...,
+) -> list[PosteriorReport]: ...
 
 
 def fit_posterior(
