@@ -4,7 +4,7 @@
 
 One class's labels are noisy on purpose (15 % flipped where x₁ < 0), so that the data uncertainty has
 something to show. Expected: HetSNGP's model uncertainty is low on the data and high everywhere else; its
-data uncertainty is high on the noisy half only; the deterministic network is sure of itself everywhere.
+data uncertainty is high on the noisy half only; the deterministic network is sure of itself far away.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -50,6 +51,8 @@ def fit(method: str, seed: int, epochs: int) -> tuple[hetsngp.Classifier, float]
     start = time.perf_counter()
 
     def show(result: EpochResult) -> None:
+        if not sys.stdout.isatty() and result.epoch < result.epochs:
+            return  # a log file gets the last line only
         print(
             f"\r  {method:<14} epoch {result.epoch:3d}/{result.epochs}  loss {result.loss:.3f}",
             end="",
@@ -120,13 +123,13 @@ def draw(models: dict[str, hetsngp.Classifier], seed: int, path: Path) -> None:
                 cmap="viridis",
                 aspect="equal",
             )
-            for label, colour in ((0, "#ff9f43"), (1, "white")):
+            for label, colour in ((0, "#ff7ac6"), (1, "white")):
                 part = x[y == label].numpy()
-                ax.scatter(part[:, 0], part[:, 1], s=3, c=colour, linewidths=0, alpha=0.8)
+                ax.scatter(part[:, 0], part[:, 1], s=4, c=colour, linewidths=0, label=f"class {label}")
             ax.scatter(*OOD_CENTRE, marker="x", c="red", s=40, label="unseen cluster")
             ax.set(xlim=extent[:2], ylim=extent[2:], xticks=[], yticks=[], title=title)
         row[0].set_ylabel(method, fontsize=12)
-    axes[0, 0].legend(loc="upper left", fontsize=8)
+    axes[0, 0].legend(loc="lower left", fontsize=8, markerscale=2, facecolor="#555555", labelcolor="white")
     figure.colorbar(image, ax=axes, shrink=0.7, label="nats (two classes: at most log 2 = 0.69)")
     figure.savefig(path, dpi=110)
     plt.close(figure)

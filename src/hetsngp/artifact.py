@@ -83,6 +83,8 @@ def load(
 
     ``backbone`` is a freshly constructed network of the same architecture; its weights are overwritten.
     """
+    if backbone is not None and not isinstance(backbone, nn.Module):
+        raise TypeError(f"backbone must be a network, e.g. backbone=MyNetwork(), got {backbone!r}")
     folder = Path(path)
     config = _read_config(folder)
     tensors = _read_weights(folder, config)

@@ -52,13 +52,13 @@ def _label_nll(model: Classifier, utility: UtilityNormal, y: Tensor) -> Tensor:
     return -log_probs.gather(1, y.unsqueeze(1)).squeeze(1)
 
 
-def best_temperature(model: Classifier, held_out: HeldOut, *, posterior: bool) -> Tensor:
+def best_temperature(model: Classifier, held_out: HeldOut) -> Tensor:
     """Golden-section search of log τ; the held-out NLL has one minimum in it for a fixed utility."""
     start = model.temperature
 
     def value(log_temperature: float) -> float:
         temperature = start.new_tensor(math.exp(log_temperature))
-        return float(held_out_nll(model, held_out, temperature, posterior=posterior).mean())
+        return float(held_out_nll(model, held_out, temperature, posterior=False).mean())
 
     centre, reach = math.log(float(start)), math.log(TEMPERATURE_RANGE)
     low, high = centre - reach, centre + reach

@@ -30,14 +30,12 @@ class PosteriorReport:
     """Factor on the posterior variance."""
     held_out: int = 0
     """Held-out examples, 0 without calibration."""
-    mode_temperature: float | None = None
-    """The temperature that is best at the posterior mode, of whose likelihood the posterior is."""
     nll_before: float | None = None
     """Held-out NLL at the posterior mode and the training temperature."""
     nll_mode: float | None = None
-    """… at the posterior mode and ``mode_temperature``."""
+    """… at the posterior mode and the chosen temperature."""
     nll: float | None = None
-    """… with the posterior at the chosen scale and ``temperature``, which is best with it."""
+    """… with the posterior at the chosen scale."""
     standard_error: float | None = None
     """Of the best held-out NLL: scales within one of it are equally good, and the largest is taken."""
     scale_grid: tuple[tuple[float, float], ...] = ()
@@ -49,11 +47,15 @@ class PosteriorReport:
         if not self.held_out:
             return text + ", not calibrated"
         text += (
-            f"; on {self.held_out} held-out examples chose temperature {self.temperature:.3g}"
-            + (f" and posterior scale {self.scale:.3g}" if has_posterior else "")
-            + f", NLL {self.nll_before:.4f} → {self.nll:.4f} (standard error {self.standard_error:.4f}"
+            f"; on {self.held_out} held-out examples chose temperature {self.temperature:.3g} "
+            f"(NLL {self.nll_before:.4f} → {self.nll_mode:.4f})"
         )
-        return text + (f"; {self.nll_mode:.4f} without the posterior)" if has_posterior else ")")
+        if not has_posterior:
+            return text
+        return (
+            f"{text} and posterior scale {self.scale:.3g}, the largest that costs at most one standard error "
+            f"({self.standard_error:.4f}): NLL {self.nll:.4f}"
+        )
 
 
 @overload
@@ -166,6 +168,10 @@ def _device(model: Classifier) -> torch.device:
 
 def _batches(model: Classifier, loader: Iterable[Any], where: str) -> Any:
     """Yield (h, y) in full precision from a loader of (x, y)."""
+    if isinstance(loader, torch.utils.data.Dataset):
+        raise TypeError(
+            f"{where} is a Dataset: wrap it, torch.utils.data.DataLoader(dataset, batch_size=256)"
+        )
     empty = True
     device = _device(model)
     for batch in loader:
@@ -211,11 +217,10 @@ def _collect(model: Classifier, calibration: Iterable[Any]) -> HeldOut:
 def _choose_temperature(model: Classifier, held_out: HeldOut) -> dict[str, Any]:
     """Set τ by the held-out NLL at the posterior mode; first, because the posterior is of τ's likelihood."""
     before = held_out_nll(model, held_out, model.temperature, posterior=False)
-    model.head.temperature.copy_(best_temperature(model, held_out, posterior=False))
+    model.head.temperature.copy_(best_temperature(model, held_out))
     after = held_out_nll(model, held_out, model.temperature, posterior=False)
     return {
         "held_out": len(held_out.h),
-        "mode_temperature": float(model.temperature),
         "nll_before": float(before.mean()),
         "nll_mode": float(after.mean()),
         "nll": float(after.mean()),
@@ -224,12 +229,9 @@ def _choose_temperature(model: Classifier, held_out: HeldOut) -> dict[str, Any]:
 
 
 def _choose_scale(model: Classifier, held_out: HeldOut) -> dict[str, Any]:
-    """Set the factor on the posterior variance, then τ once more with the posterior in place."""
+    """Set the factor on the posterior variance."""
     latent = model.head.latent
     assert isinstance(latent, RandomFeatureGP)
     scale, error, grid = largest_good_scale(model, held_out)
     latent.posterior.scale.fill_(scale)
-    # A wide posterior flattens the probabilities of familiar inputs too; a lower τ makes up for it.
-    model.head.temperature.copy_(best_temperature(model, held_out, posterior=True))
-    nll = held_out_nll(model, held_out, model.temperature, posterior=True)
-    return {"scale": scale, "nll": float(nll.mean()), "standard_error": error, "scale_grid": grid}
+    return {"scale": scale, "nll": dict(grid)[scale], "standard_error": error, "scale_grid": grid}

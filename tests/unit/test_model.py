@@ -156,6 +156,22 @@ def test_numpy_numbers_are_numbers(tmp_path: Path) -> None:
     assert hetsngp.load(tmp_path).config == model.config
 
 
+def test_a_dataset_or_a_class_in_the_wrong_place_is_named(tmp_path: Path) -> None:
+    model, (x, y) = small(), data()
+    with pytest.raises(TypeError, match="DataLoader"):
+        hetsngp.fit_posterior(model, TensorDataset(x, y))
+    hetsngp.save(model, tmp_path)
+    with pytest.raises(TypeError, match="MyNetwork"):
+        hetsngp.load(tmp_path, backbone=ResidualMLP)
+
+
+def test_no_probability_is_exactly_zero() -> None:
+    for classes in (2, 3):
+        model, (x, _) = small("deterministic", classes=classes), data()
+        model.temperature = 1e-4
+        assert torch.isfinite(model.predict(x).probs.log()).all()
+
+
 def test_disjoint_parts_of_one_dataset_may_calibrate() -> None:
     model, (x, y) = small(), data()
     dataset = TensorDataset(x, y)

@@ -175,9 +175,10 @@ class GaussianHead(nn.Module):
         self, latent: LatentNormal, probs: Tensor, clean: Tensor, total: Tensor, model: Tensor, points: Tensor
     ) -> Prediction:
         data = total - model
+        tiny = torch.finfo(probs.dtype).tiny  # nothing is impossible: a logarithm stays finite
         return Prediction(
-            probs=probs,
-            clean_probs=clean,
+            probs=probs.clamp_min(tiny),
+            clean_probs=clean.clamp_min(tiny),
             total_uncertainty=data + model,  # H(probs) to the last bit but one, so that the sum is exact
             data_uncertainty=data,
             model_uncertainty=model,
