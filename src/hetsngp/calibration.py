@@ -45,9 +45,7 @@ def held_out_nll(model: Classifier, held_out: HeldOut, temperature: Tensor, *, p
 
 def _label_nll(model: Classifier, utility: UtilityNormal, y: Tensor) -> Tensor:
     if model.head.link.link == "sigmoid":
-        log_yes, log_no = link.sigmoid_log_probs(utility)
-        y = y.to(log_yes.dtype)  # multi-hot labels may be bool
-        return -(y * log_yes + (1 - y) * log_no).sum(-1)
+        return link.sigmoid_nll(utility, y)
     log_probs = link.softmax_log_probs(utility, num_samples=EVAL_POINTS, seed=0)
     return -log_probs.gather(1, y.unsqueeze(1)).squeeze(1)
 

@@ -87,10 +87,11 @@ def fit_posterior(
 ) -> PosteriorReport | list[PosteriorReport]:
     """Fit the posterior in one pass over ``loader`` and calibrate on ``calibration``; both yield (x, y).
 
-    The pass runs in eval mode without gradients, at the weights the model has now, and does nothing where a
-    method has no posterior. ``calibration`` must be held out from training (never training, never
-    out-of-distribution data): it sets the temperature by NLL, gives the Kronecker posterior its output
-    Hessian, and picks the largest posterior scale whose NLL is within one standard error of the best.
+    The pass runs in eval mode without gradients, at the weights the model has now. A method without a
+    posterior has nothing to fit; calibration sets its temperature all the same. ``calibration`` must be held
+    out from training (never training, never out-of-distribution data): it sets the temperature by NLL, gives
+    the Kronecker posterior its output Hessian, and picks the largest posterior scale whose NLL is within one
+    standard error of the best.
     ``progress`` is called with the number of examples after each batch. An ensemble gets a list of reports.
     """
     if isinstance(model, Ensemble):

@@ -1,8 +1,9 @@
 """A control variate for mild noise: the second-order Taylor expansion of the softmax, whose mean is known.
 
 Around p = softmax(mean), with δ = u − mean, c = δ − Σ p δ and v = Σ p c²:
-softmax(u) ≈ p + p·(c + ½(c² − v)). Sampling only what this leaves out takes 5 to 10 times fewer points while
-the noise is mild; for wide noise the expansion is useless, and the caller leaves it aside.
+softmax(u) ≈ p + p·(c + ½(c² − v)). Sampling only what this leaves out takes about 6 times fewer points at 100
+and 1,000 classes while the noise is mild (benchmarks/points.py); for wide noise the expansion is useless, and
+the caller leaves it aside.
 """
 
 from __future__ import annotations

@@ -78,7 +78,8 @@ class GaussianHead(nn.Module):
 
     def utility(self, h: Tensor, *, posterior: bool) -> UtilityNormal:
         """u = f + noise, in closed form: h (B, D) → mean (B, K), var (B, K), factor."""
-        return _add(*self.parts(h, posterior=posterior))
+        latent, noise = self.parts(h, posterior=posterior)
+        return _add_noise(latent.as_utility(), noise)
 
     def noise_free_probs(self, mean: Tensor) -> Tensor:
         """p at û/τ, the probabilities that Eq. (5) weighs with: (B, K) → (B, K)."""
@@ -124,10 +125,8 @@ class GaussianHead(nn.Module):
     def nll(self, h: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """−log p̄(y) of each example: (B,). Labels (B,), or multi-hot (B, K) under the sigmoid."""
         if self.link.link == "sigmoid":
-            y = check_multi_hot(y, self.num_classes, h.shape[0]).to(h.dtype)
-            utility = self._training_utility(h)
-            log_yes, log_no = functional.sigmoid_log_probs(utility, self.link.likelihood)
-            return -(y * log_yes + (1 - y) * log_no).sum(-1)
+            y = check_multi_hot(y, self.num_classes, h.shape[0])
+            return functional.sigmoid_nll(self._training_utility(h), y, self.link.likelihood)
         y = check_class_labels(y, self.num_classes, h.shape[0])
         log_probs = self._softmax_log_probs(self._training_utility(h), self.link.likelihood, generator)
         return -log_probs.gather(1, y.unsqueeze(1)).squeeze(1)
@@ -193,7 +192,3 @@ def _add_noise(f: UtilityNormal, noise: UtilityNormal | None) -> UtilityNormal:
     if noise is None:
         return f
     return UtilityNormal(f.mean, f.var + noise.var, join_factors(noise.form, f.form))
-
-
-def _add(latent: LatentNormal, noise: UtilityNormal | None) -> UtilityNormal:
-    return _add_noise(latent.as_utility(), noise)
