@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,8 +31,33 @@ class HeldOut:
     h: Tensor
     y: Tensor
 
+    @functools.cached_property
+    def keys(self) -> Tensor:
+        """One whole number a row, to recognise it by: (n,)."""
+        return row_keys(self.h, self._unit)
+
+    @functools.cached_property
+    def _unit(self) -> Tensor:
+        return 1e-4 * self.h.square().mean().sqrt().clamp_min(1e-12)
+
+    def found_in(self, h: Tensor) -> Tensor:
+        """Which held-out rows are among the rows of h (B, D), up to rounding: (n,) bool."""
+        return torch.isin(self.keys, row_keys(h, self._unit))
+
     def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
         return zip(self.h.split(CALIBRATION_ROWS), self.y.split(CALIBRATION_ROWS), strict=True)
+
+
+def row_keys(h: Tensor, unit: Tensor) -> Tensor:
+    """Three fixed projections of each row, in steps of ``unit``, as one whole number: (B, D) → (B,).
+
+    Equal inputs agree although their features differ by rounding; others meet by chance once in 10¹⁴.
+    """
+    generator = torch.Generator().manual_seed(0)
+    h = h.cpu() if h.device.type == "mps" else h  # which has no float64
+    directions = torch.randn(h.shape[1], 3, generator=generator, dtype=torch.float64) / math.sqrt(h.shape[1])
+    steps = (h.double() @ directions.to(h.device) / unit.to(h)).round().long() % 2**20
+    return steps[:, 0] + steps[:, 1] * 2**20 + steps[:, 2] * 2**40
 
 
 def held_out_nll(model: Classifier, held_out: HeldOut, temperature: Tensor, *, posterior: bool) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, overload
@@ -15,6 +16,9 @@ from hetsngp.model import Classifier, Ensemble, evaluating, to_device
 from hetsngp.nn.latent import RandomFeatureGP
 from hetsngp.nn.posteriors import Statistics
 from hetsngp.validation import check_batch, check_class_labels, check_inputs, check_multi_hot
+
+# Data with few distinct rows may repeat some honestly; more than this share is training data.
+MOSTLY = 0.5
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ def _fit_and_calibrate(
     chosen = {} if held_out is None else _choose_temperature(model, held_out)
     if model.head.has_posterior:
         assert isinstance(latent, RandomFeatureGP)
-        total = _pass_over(model, loader, progress)
+        total = _pass_over(model, loader, progress, held_out)
         latent.posterior.scale.fill_(1.0)
         latent.posterior.fit(total, None if held_out is None else held_out_fisher(model, held_out))
         chosen |= {"posterior": latent.posterior.name, "count": total.count}
@@ -190,20 +194,33 @@ def _batches(model: Classifier, loader: Iterable[Any], where: str) -> Any:
 
 
 def _pass_over(
-    model: Classifier, loader: Iterable[Any], progress: Callable[[int], None] | None
+    model: Classifier,
+    loader: Iterable[Any],
+    progress: Callable[[int], None] | None,
+    held_out: HeldOut | None,
 ) -> Statistics:
     latent = model.head.latent
     assert isinstance(latent, RandomFeatureGP)
     posterior = latent.posterior
     total: Statistics | None = None
+    met = torch.zeros(0, dtype=torch.bool) if held_out is None else torch.zeros_like(held_out.keys).bool()
     for h, _ in _batches(model, loader, "loader"):
         phi = latent.features(h)
         probs = model.head.noise_free_probs(latent.mean(phi))
         piece = posterior.statistics(phi, probs, model.temperature.to(phi))
         total = piece if total is None else total + piece
+        if held_out is not None:
+            met |= held_out.found_in(h)
         if progress is not None:
             progress(total.count)
     assert total is not None
+    share = float(met.float().mean()) if held_out is not None else 0.0
+    if share > MOSTLY:
+        warnings.warn(
+            f"{share:.0%} of the calibration examples are also in the training data: calibrate "
+            "on examples the model was not trained on, e.g. from torch.utils.data.random_split",
+            stacklevel=5,
+        )
     return total
 
 

@@ -156,6 +156,20 @@ def test_numpy_numbers_are_numbers(tmp_path: Path) -> None:
     assert hetsngp.load(tmp_path).config == model.config
 
 
+def test_training_rows_in_another_wrapping_are_noticed() -> None:
+    """Copied, shuffled, rebatched: still the training data. Rows that are new raise no alarm."""
+    model, (x, y) = small("sngp"), data()
+    order = torch.randperm(40)
+    training, again = TensorDataset(x, y), TensorDataset(x[order].clone(), y[order])
+    with pytest.warns(UserWarning, match="100% of the calibration examples are also in the training data"):
+        hetsngp.fit_posterior(model, DataLoader(training, 7), DataLoader(again, 13))
+    few_repeated = torch.cat([torch.arange(40, 60), torch.arange(15)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for rows in (torch.arange(40, 60), few_repeated):
+            hetsngp.fit_posterior(model, [(x[:40], y[:40])], [(x[rows], y[rows])])
+
+
 def test_a_dataset_or_a_class_in_the_wrong_place_is_named(tmp_path: Path) -> None:
     model, (x, y) = small(), data()
     with pytest.raises(TypeError, match="DataLoader"):
