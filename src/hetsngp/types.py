@@ -31,6 +31,11 @@ class Factor:
     def rank(self) -> int:
         return self.basis.shape[-1]
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether it is a plain (B, K, R) already."""
+        return self.basis.dim() == 3 and self.row is None and self.column is None
+
     def dense(self) -> Tensor:
         """F written out: (B, K, R)."""
         out = self.basis if self.basis.dim() == 3 else self.basis.unsqueeze(0)
@@ -77,6 +82,12 @@ class Factor:
     def scaled(self, by: Tensor | float) -> Factor:
         """The factor times a scalar."""
         return replace(self, basis=self.basis * by)
+
+    def weighted(self, by: Tensor) -> Factor:
+        """Each row of the batch times its own number; by: (B, 1)."""
+        if self.is_dense:
+            return Factor(self.basis * by.unsqueeze(-1))
+        return replace(self, row=by if self.row is None else self.row * by)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from torch import Tensor
 POSTERIORS = ("kronecker", "exact", "shared", "momentum", "none")
 
 
-def gram(phi: Tensor) -> Tensor:
-    """Σ φφᵀ: (B, m) → (m, m)."""
-    return phi.mT @ phi
+def gram(phi: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Σ φφᵀ: (B, m) → (m, m); each example counted ``weight`` (B,) times."""
+    return phi.mT @ phi if weight is None else (phi.mT * weight) @ phi
 
 
 def class_weights(probs: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
@@ -31,9 +31,10 @@ def class_grams(phi: Tensor, weights: Tensor, max_elements: int = 2**26) -> Tens
     return torch.cat(pieces)
 
 
-def output_fisher(probs: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
-    """Σ (diag(p) − ppᵀ)/τ²: (B, K) → (K, K), the softmax Hessian summed over inputs."""
-    return (torch.diag(probs.sum(0)) - probs.mT @ probs) / temperature**2
+def output_fisher(probs: Tensor, temperature: Tensor | float = 1.0, weight: Tensor | None = None) -> Tensor:
+    """Σ (diag(p) − ppᵀ)/τ²: (B, K) → (K, K), the softmax Hessian summed over inputs, by ``weight`` (B,)."""
+    counted = probs if weight is None else probs * weight.unsqueeze(1)
+    return (torch.diag(counted.sum(0)) - counted.mT @ probs) / temperature**2
 
 
 def precision_cholesky(sums: Tensor) -> Tensor:

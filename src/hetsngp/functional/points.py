@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ SAMPLERS = ("sobol", "mc", "antithetic")
 SOBOL_DIMENSIONS = 128
 # A scramble costs milliseconds: a few are kept, and the digital shift makes each use of them unbiased.
 SCRAMBLES = 16
+LATIN_SCRAMBLES = 4
 _BITS = 30  # resolution of torch's Sobol engine
 # Most points held at a time: the memory of a block is BLOCK·(K + R), whatever the number of points.
 BLOCK = 256
@@ -38,12 +40,25 @@ def _normal_from_uniform(x: Tensor) -> Tensor:
     return torch.special.ndtri(x.clamp(tiny, 1 - 2 * tiny))
 
 
-def _latin_hypercube(count: int, dimension: int, generator: torch.Generator, like: Tensor) -> Tensor:
-    """(count, dimension) uniform points with one point in each of ``count`` strata of every coordinate."""
-    shape = (count, dimension)
-    order = torch.rand(shape, generator=generator, device=like.device, dtype=like.dtype).argsort(0)
-    jitter = torch.rand(shape, generator=generator, device=like.device, dtype=like.dtype)
-    return (order + jitter) / count
+@functools.lru_cache(maxsize=8)
+def _strata(count: int, dimension: int, scramble: int, device: torch.device) -> Tensor:
+    """A permutation of 0 … count−1 in every column: (count, dimension)."""
+    generator = torch.Generator().manual_seed(scramble)
+    return torch.rand(count, dimension, generator=generator).argsort(0).to(device, torch.int16)
+
+
+def _latin_hypercube(
+    count: int, dimension: int, scramble: int, generator: torch.Generator, like: Tensor
+) -> Tensor:
+    """(count, dimension) uniform points with one point in each of ``count`` strata of every coordinate.
+
+    Sorting is what costs, so a few sets of permutations are kept; rotating every column by a shift of its
+    own makes each use unbiased, as if the permutations were fresh.
+    """
+    kind: dict[str, Any] = {"generator": generator, "device": like.device}
+    turn = torch.randint(count, (dimension,), dtype=torch.int16, **kind)
+    jitter = torch.rand(count, dimension, dtype=like.dtype, **kind)
+    return ((_strata(count, dimension, scramble, like.device) + turn) % count + jitter) / count
 
 
 @dataclass(frozen=True)
@@ -93,7 +108,9 @@ class Points:
             net = _sobol(sobol, length, (self.seed + replicate) % SCRAMBLES)[start : start + count]
             columns.append(((net ^ shift).double() / 2**_BITS).to(like))
         if latin:
-            columns.append(_latin_hypercube(count, latin, generator, like))
+            # Blocks and replicates differ by their shifts; nearby ones by their permutations too.
+            scramble = (self.seed + replicate + start // max(count, 1)) % LATIN_SCRAMBLES
+            columns.append(_latin_hypercube(count, latin, scramble, generator, like))
         if not columns:
             empty = like.new_zeros(count, 0)
             return empty, empty

@@ -10,7 +10,8 @@ and the trapezoid rule converges exponentially on both (Trefethen & Weideman 201
 In the lower tail m < −s²/2 the mass leaves the nodes; tilting the normal brings it back:
 E σ(x) = exp(m + s²/2) · E σ(−x′),  x′ ~ N(m + s², s²).
 
-Both sums run node by node, so the memory is that of the result, forward and backward.
+All nodes of a piece of the tensor are taken at once; the derivatives come with the values, so what is kept
+for the backward pass has the size of the result.
 """
 
 from __future__ import annotations
@@ -31,53 +32,46 @@ _NARROW = {torch.float64: (10.0, 0.36), torch.float32: (7.5, 0.6)}
 _LOGISTIC = {torch.float64: (38.0, 0.5), torch.float32: (21.0, 0.75)}
 
 
-def _nodes(rule: dict[torch.dtype, tuple[float, float]], dtype: torch.dtype) -> list[float]:
-    half, step = rule[dtype]
+# Elements × nodes worked on at a time.
+PIECE = 2**20
+
+
+def _nodes(rule: dict[torch.dtype, tuple[float, float]], like: Tensor) -> tuple[Tensor, float]:
+    """The nodes as a column (n, 1), and their distance."""
+    half, step = rule[like.dtype]
     count = math.floor(half / step)
-    return [step * j for j in range(-count, count + 1)]
+    return (step * torch.arange(-count, count + 1, device=like.device, dtype=like.dtype)).unsqueeze(1), step
 
 
-def _log_gauss(z: float, step: float) -> float:
-    return math.log(step) - 0.5 * z * z - 0.5 * _LOG_2PI
+def _log_gauss(z: Tensor) -> Tensor:
+    return -0.5 * z.square() - 0.5 * _LOG_2PI
 
 
-def _log_logistic(x: float, step: float) -> float:
-    return math.log(step) - abs(x) - 2 * math.log1p(math.exp(-abs(x)))
-
-
-def _log_phi(a: Tensor) -> Tensor:
-    return -0.5 * a.square() - 0.5 * _LOG_2PI
+def _log_logistic(x: Tensor) -> Tensor:
+    return -x.abs() - 2 * torch.log1p(torch.exp(-x.abs()))
 
 
 def _log_sigmoid_mean_narrow(m: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """log E σ and its derivatives in m and s, by nodes in z."""
-    step = _NARROW[m.dtype][1]
-    value = torch.full_like(m, -math.inf)
-    for z in _nodes(_NARROW, m.dtype):
-        value = torch.logaddexp(value, F.logsigmoid(m + s * z) + _log_gauss(z, step))
-    d_m, d_s = torch.zeros_like(m), torch.zeros_like(m)
-    for z in _nodes(_NARROW, m.dtype):
-        x = m + s * z
-        slope = torch.exp(F.logsigmoid(x) + F.logsigmoid(-x) + _log_gauss(z, step) - value)  # σ′/E σ
-        d_m += slope
-        d_s += slope * z
-    return value, d_m, d_s
+    """log E σ and its derivatives in m and s, by nodes in z; m, s: (n,)."""
+    z, step = _nodes(_NARROW, m)
+    x = m + s * z
+    log_sigmoid = F.logsigmoid(x)
+    terms = log_sigmoid + (_log_gauss(z) + math.log(step))
+    value = terms.logsumexp(0)
+    slope = torch.exp(terms + (log_sigmoid - x) - value)  # σ′/E σ, since log σ(−x) = log σ(x) − x
+    return value, slope.sum(0), (slope * z).sum(0)
 
 
 def _log_sigmoid_mean_wide(m: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """log E σ and its derivatives, by nodes in the logistic variable, tilted in the lower tail."""
     tilt = m < -0.5 * s.square()
     mean = torch.where(tilt, -(m + s.square()), m)
-    step = _LOGISTIC[m.dtype][1]
-    value = torch.full_like(m, -math.inf)
-    for node in _nodes(_LOGISTIC, m.dtype):
-        value = torch.logaddexp(value, torch.special.log_ndtr((mean - node) / s) + _log_logistic(node, step))
-    d_mean, d_s = torch.zeros_like(m), torch.zeros_like(m)
-    for node in _nodes(_LOGISTIC, m.dtype):
-        a = (mean - node) / s
-        slope = torch.exp(_log_phi(a) + _log_logistic(node, step) - value) / s
-        d_mean += slope
-        d_s -= slope * a
+    node, step = _nodes(_LOGISTIC, m)
+    a = (mean - node) / s
+    weight = _log_logistic(node) + math.log(step)
+    value = (torch.special.log_ndtr(a) + weight).logsumexp(0)
+    slope = torch.exp(_log_gauss(a) + weight - value) / s
+    d_mean, d_s = slope.sum(0), -(slope * a).sum(0)
     value = torch.where(tilt, value + m + 0.5 * s.square(), value)
     d_s = torch.where(tilt, d_s + s - 2 * s * d_mean, d_s)
     return value, torch.where(tilt, 1 - d_mean, d_mean), d_s
@@ -85,30 +79,20 @@ def _log_sigmoid_mean_wide(m: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 def _mean_log_sigmoid_narrow(m: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """E log σ and its derivatives, by nodes in z."""
-    step = _NARROW[m.dtype][1]
-    value, d_m, d_s = torch.zeros_like(m), torch.zeros_like(m), torch.zeros_like(m)
-    for z in _nodes(_NARROW, m.dtype):
-        weight = math.exp(_log_gauss(z, step))
-        x = m + s * z
-        value += weight * F.logsigmoid(x)
-        slope = weight * torch.sigmoid(-x)
-        d_m += slope
-        d_s += slope * z
-    return value, d_m, d_s
+    z, step = _nodes(_NARROW, m)
+    weight = step * _log_gauss(z).exp()
+    x = m + s * z
+    slope = weight * torch.sigmoid(-x)
+    return (weight * F.logsigmoid(x)).sum(0), slope.sum(0), (slope * z).sum(0)
 
 
 def _mean_log_sigmoid_wide(m: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """−E softplus(−x) = −E_l[(−x − l)₊], l logistic: s φ(a) + (−m − l) Φ(a), a = (−m − l)/s."""
-    step = _LOGISTIC[m.dtype][1]
-    value, d_m, d_s = torch.zeros_like(m), torch.zeros_like(m), torch.zeros_like(m)
-    for node in _nodes(_LOGISTIC, m.dtype):
-        weight = math.exp(_log_logistic(node, step))
-        a = (-m - node) / s
-        density, below = torch.exp(_log_phi(a)), torch.special.ndtr(a)
-        value -= weight * s * (density + a * below)
-        d_m += weight * below
-        d_s -= weight * density
-    return value, d_m, d_s
+    node, step = _nodes(_LOGISTIC, m)
+    weight = step * _log_logistic(node).exp()
+    a = (-m - node) / s
+    density, below = weight * torch.exp(_log_gauss(a)), weight * torch.special.ndtr(a)
+    return -s * (density + a * below).sum(0), below.sum(0), -density.sum(0)
 
 
 _RULES = {
@@ -117,20 +101,32 @@ _RULES = {
 }
 
 
+def _in_pieces(m: Tensor, s: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    size = PIECE // 128
+    return m.reshape(-1).split(size), s.reshape(-1).split(size)
+
+
+def _piece(m: Tensor, s: Tensor, kind: str) -> tuple[Tensor, Tensor, Tensor]:
+    narrow, wide = _RULES[kind]
+    is_wide = s > WIDE
+    look = not torch.compiler.is_compiling()
+    if look and not bool(is_wide.any()):
+        return narrow(m, s)
+    parts_wide = wide(m, s.clamp_min(WIDE))
+    if look and bool(is_wide.all()):
+        return parts_wide
+    parts = zip(parts_wide, narrow(m, s.clamp_max(WIDE)), strict=True)
+    return tuple(torch.where(is_wide, w, n) for w, n in parts)  # type: ignore[return-value]
+
+
 class _LogisticExpectation(torch.autograd.Function):
     """Value and both derivatives in one go: three tensors of the result's size are all that is kept."""
 
     @staticmethod
     def forward(ctx: Any, m: Tensor, var: Tensor, kind: str) -> Tensor:
         s = var.sqrt()
-        narrow, wide = _RULES[kind]
-        is_wide = s > WIDE
-        if torch.compiler.is_compiling() or bool(is_wide.any()):
-            parts_wide = wide(m, s.clamp_min(WIDE))
-            parts = narrow(m, s.clamp_max(WIDE))
-            value, d_m, d_s = (torch.where(is_wide, w, n) for w, n in zip(parts_wide, parts, strict=True))
-        else:
-            value, d_m, d_s = narrow(m, s)
+        pieces = [_piece(a, b, kind) for a, b in zip(*_in_pieces(m, s), strict=True)]
+        value, d_m, d_s = (torch.cat(part).view_as(m) for part in zip(*pieces, strict=True))
         value = value.clamp_max(0)  # both are logarithms of probabilities; rounding may lift them above
         # d/ds² = (d/ds)/(2s); at s = 0 the limit is finite but not needed: a zero variance is a constant.
         d_var = torch.where(s > 0, d_s / (2 * s), torch.zeros_like(s))

@@ -33,19 +33,26 @@ def _draw(utility: UtilityNormal, std: Tensor, eps_factor: Tensor, eps_diagonal:
     """u = mean + std ⊙ ε_K + F ε_R, Eq. (4): (b, n, K) for points (n, ·) or (b, n, ·)."""
     u = utility.mean.unsqueeze(-2)
     if eps_diagonal.shape[-1]:
-        u = u + std.unsqueeze(-2) * eps_diagonal
+        u = torch.addcmul(u, std.unsqueeze(-2), eps_diagonal)
     form = utility.form
-    return u if form is None else u + form.matmul(eps_factor)
+    if form is None:
+        return u
+    if isinstance(form, Factor) and form.is_dense:
+        eps = eps_factor.expand(u.shape[0], -1, -1)
+        return torch.baddbmm(u, eps, form.basis.mT)
+    return u + form.matmul(eps_factor)
 
 
-def _row_chunks(utility: UtilityNormal, points: int) -> list[slice]:
-    batch, classes = utility.mean.shape
-    budget = CPU_CHUNK if utility.mean.device.type == "cpu" else GPU_CHUNK
+def row_chunks(mean: Tensor, points: int) -> list[slice]:
+    """Rows of mean (B, K) that are worked on at a time."""
+    batch, classes = mean.shape
+    budget = CPU_CHUNK if mean.device.type == "cpu" else GPU_CHUNK
     rows = max(1, min(batch, budget // (min(points, 32) * classes)))
     return [slice(i, min(i + rows, batch)) for i in range(0, batch, rows)]
 
 
-def _point_chunks(points: int, rows: int, classes: int, device: torch.device) -> list[slice]:
+def point_chunks(points: int, rows: int, classes: int, device: torch.device) -> list[slice]:
+    """Points that those rows meet at a time."""
     budget = CPU_CHUNK if device.type == "cpu" else GPU_CHUNK
     step = max(1, min(points, budget // max(1, rows * classes)))
     return [slice(i, min(i + step, points)) for i in range(0, points, step)]
@@ -152,10 +159,10 @@ def stream(utility: UtilityNormal, points: Points, count: int, flip: Tensor | No
     for start in range(0, count, BLOCK):
         size = min(BLOCK, count - start)
         eps_factor, eps_diagonal = points.block(start, size, like=utility.mean)
-        for rows in _row_chunks(utility, size):
+        for rows in row_chunks(utility.mean, size):
             part = utility.rows(rows)
             batch, classes = part.mean.shape
-            for chunk in _point_chunks(size, batch, classes, part.mean.device):
+            for chunk in point_chunks(size, batch, classes, part.mean.device):
                 e_factor, e_diagonal = eps_factor[chunk], eps_diagonal[chunk]
                 if flip is not None:
                     signs = flip[rows].unsqueeze(1)
@@ -192,17 +199,14 @@ def replicate_sums(
     for begin in range(start, start + count, step):
         size = min(step, start + count - begin)
         eps_factor, eps_diagonal = points.replicated_block(begin, size, replicates, like=utility.mean)
-        for rows in _row_chunks(utility, size * replicates):
+        for rows in row_chunks(utility.mean, size):
             part = utility.rows(rows)
-            rows_here = part.mean.shape[0]
-            for chunk in _point_chunks(size * replicates, rows_here, classes, part.mean.device):
-                u = _draw(part, std[rows], eps_factor[chunk], eps_diagonal[chunk])
-                q = torch.softmax(u, -1)
-                if control is not None:
-                    q = q - control.rows(rows).deviation(u - part.mean.unsqueeze(-2))
-                if replicates == 1:
-                    out[rows, 0] += q.sum(1)
-                else:
-                    owner = torch.arange(chunk.start, chunk.stop, device=q.device) // size
-                    out[rows].index_add_(1, owner, q)
+            for r in range(replicates):
+                for chunk in point_chunks(size, part.mean.shape[0], classes, part.mean.device):
+                    here = slice(r * size + chunk.start, r * size + chunk.stop)
+                    u = _draw(part, std[rows], eps_factor[here], eps_diagonal[here])
+                    q = torch.softmax(u, -1)
+                    if control is not None:
+                        q = q - control.rows(rows).deviation(u - part.mean.unsqueeze(-2))
+                    out[rows, r] += q.sum(1)
     return out

@@ -104,14 +104,17 @@ def _nested(latent: UtilityNormal, noise: UtilityNormal | None, probs: Tensor, s
 def _mutual_information(f: Tensor, shift: Tensor, probs: Tensor) -> Tensor:
     """f (b, M, K), common shifts (b, N, K) → H(mean_M p) − mean_M H(p), p = mean_N softmax(f + shift)."""
     batch, outer, classes = f.shape
+    # A softmax over a short last dimension uses one lane of eight: few classes go in front.
+    at = 0 if classes <= CONTRAST_CLASSES else -1
+    last = (lambda t: t.movedim(-1, 0).contiguous()) if at == 0 else (lambda t: t)
     mean = torch.zeros_like(f[:, 0])
     given_f = torch.zeros_like(f[:, 0, 0])
     step = max(1, CHUNK // (batch * shift.shape[1] * classes))
     for start in range(0, outer, step):
-        u = f[:, start : start + step].unsqueeze(2) + shift.unsqueeze(1)
-        p = torch.softmax(u, -1).mean(2)
-        mean += p.sum(1) / outer
-        given_f += entropy(p).sum(1) / outer
+        u = last(f[:, start : start + step].unsqueeze(2) + shift.unsqueeze(1))
+        p = torch.softmax(u, at).mean(2 if at == -1 else 3)
+        given_f += torch.special.entr(p).sum((1, 2) if at == -1 else (0, 2)) / outer
+        mean += (p.sum(1) if at == -1 else p.sum(2).mT) / outer
     nested = (entropy(mean) - given_f).clamp_min(0)
     near_ceiling = (2 * nested / math.log(outer) - 1).clamp(0, 1)
     return torch.lerp(nested, entropy(probs) - given_f, near_ceiling)

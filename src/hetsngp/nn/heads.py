@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hetsngp.functional import link as functional
@@ -69,11 +71,20 @@ class GaussianHead(nn.Module):
     # --- the road ---------------------------------------------------------------------------------------
 
     def parts(self, h: Tensor, *, posterior: bool) -> tuple[LatentNormal, UtilityNormal | None]:
-        """f, and the noise u − f as a zero-mean Gaussian (None without noise)."""
+        """f, and the noise u − f as a zero-mean Gaussian (None without noise).
+
+        The noise is learned from the data and known only where they are. Under the posterior its covariance
+        is multiplied by the GP's familiarity, or noise extrapolated from a noisy region would pass for data
+        uncertainty far away and hide the model's.
+        """
         latent: LatentNormal = self.latent(h, posterior=posterior)
         if self.noise is None:
             return latent, None
         var, factor = self.noise(h)
+        # Not while it is being learned (``sample_beta``): there every input is one of the data.
+        if posterior and not self.training:
+            known = self.latent.familiarity(h).unsqueeze(-1)
+            var, factor = var * known, factor.weighted(known.sqrt())
         return latent, UtilityNormal(torch.zeros_like(latent.mean), var, factor)
 
     def utility(self, h: Tensor, *, posterior: bool) -> UtilityNormal:
@@ -104,23 +115,19 @@ class GaussianHead(nn.Module):
         if self.link.link == "sigmoid":
             log_yes, log_no = functional.sigmoid_log_probs(utility)
             return log_yes - log_no
-        return self._softmax_log_probs(utility, "log_mean", generator)
-
-    def _softmax_log_probs(
-        self, utility: UtilityNormal, likelihood: str, generator: torch.Generator | None
-    ) -> Tensor:
         if self.noise is None and not self.sample_beta:
             return torch.log_softmax(utility.mean, -1)  # a point; said here so that tracing need not look
-        default = TRAIN_POINTS if self.training else EVAL_POINTS
-        return functional.softmax_log_probs(
-            utility,
-            num_samples=self.link.num_samples or default,
-            likelihood=likelihood,
-            sampler=self.link.sampler,
-            generator=generator,
-            seed=None if self.training or generator is not None else 0,
-            decorrelate=self.training,
-        )
+        return functional.softmax_log_probs(utility, **self._points(generator))
+
+    def _points(self, generator: torch.Generator | None) -> dict[str, Any]:
+        """How to integrate: fresh points in training, fixed ones in evaluation."""
+        return {
+            "num_samples": self.link.num_samples or (TRAIN_POINTS if self.training else EVAL_POINTS),
+            "sampler": self.link.sampler,
+            "generator": generator,
+            "seed": None if self.training or generator is not None else 0,
+            "decorrelate": self.training,
+        }
 
     def nll(self, h: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """−log p̄(y) of each example: (B,). Labels (B,), or multi-hot (B, K) under the sigmoid."""
@@ -128,7 +135,12 @@ class GaussianHead(nn.Module):
             y = check_multi_hot(y, self.num_classes, h.shape[0])
             return functional.sigmoid_nll(self._training_utility(h), y, self.link.likelihood)
         y = check_class_labels(y, self.num_classes, h.shape[0])
-        log_probs = self._softmax_log_probs(self._training_utility(h), self.link.likelihood, generator)
+        utility = self._training_utility(h)
+        if self.noise is None and not self.sample_beta:
+            return F.cross_entropy(utility.mean, y, reduction="none")
+        if self.link.likelihood == "log_mean":
+            return functional.softmax_nll(utility, y, **self._points(generator))
+        log_probs = functional.softmax_log_probs(utility, likelihood="mean_log", **self._points(generator))
         return -log_probs.gather(1, y.unsqueeze(1)).squeeze(1)
 
     def prior_penalty(self) -> Tensor | None:

@@ -46,6 +46,10 @@ class LinearLatent(nn.Module):
         mean = F.linear(h, self.linear.weight.to(h), bias)
         return LatentNormal(mean, torch.zeros_like(mean))
 
+    def familiarity(self, h: Tensor) -> Tensor:
+        """(B, D) → (B,): a linear layer knows no distance, so everything is familiar."""
+        return h.new_ones(h.shape[0])
+
     def prior_penalty(self) -> Tensor | None:
         """No prior: weight decay is the optimiser's business."""
         return None
@@ -113,6 +117,10 @@ class RandomFeatureGP(nn.Module):
             return LatentNormal(mean, torch.zeros_like(mean))
         var, factor = self.posterior.covariance(phi)
         return LatentNormal(mean, var, factor)
+
+    def familiarity(self, h: Tensor) -> Tensor:
+        """(B, D) → (B,) in [0, 1]: how far the training inputs have narrowed the prior here."""
+        return self.posterior.familiarity(self.features(h))
 
     def prior_penalty(self) -> Tensor:
         """−log p(β) up to a constant: ½‖β‖²."""

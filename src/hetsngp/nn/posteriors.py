@@ -25,9 +25,9 @@ FULL_CLASSES = 256
 
 @dataclass(frozen=True)
 class Statistics:
-    """Sums over data: ``count`` examples, ``sums`` of w·φφᵀ (m, m) or (K, m, m), ``fisher`` (K, K)."""
+    """Sums over data: ``count``, their weight; ``sums`` of w·φφᵀ (m, m) or (K, m, m); ``fisher`` (K, K)."""
 
-    count: int
+    count: float
     sums: Tensor
     fisher: Tensor
 
@@ -38,6 +38,16 @@ class Statistics:
 def _wide(tensor: Tensor) -> Tensor:
     """float64, on the CPU where the device has none: small eigenvalues of ΣΦΦᵀ must be right to below 1."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
+
+
+def _count(phi: Tensor, weight: Tensor | None) -> float:
+    """Examples in a batch, by weight where there is one."""
+    return len(phi) if weight is None else float(_wide(weight).sum())
+
+
+def _share_known(var: Tensor, phi: Tensor) -> Tensor:
+    """1 − var/‖φ‖², ‖φ‖² being the prior's variance: (B,)."""
+    return (1 - var / phi.square().sum(-1)).clamp(0, 1)
 
 
 class Posterior(nn.Module):
@@ -62,8 +72,10 @@ class Posterior(nn.Module):
         """Name and shape of each buffer of a fitted posterior; they are empty before."""
         return {}
 
-    def statistics(self, phi: Tensor, probs: Tensor, temperature: Tensor) -> Statistics:
-        """The contribution of a batch: phi (B, m), noise-free probs (B, K)."""
+    def statistics(
+        self, phi: Tensor, probs: Tensor, temperature: Tensor, weight: Tensor | None = None
+    ) -> Statistics:
+        """The contribution of a batch: phi (B, m), noise-free probs (B, K), each ``weight`` (B,) times."""
         raise NotImplementedError
 
     def fit(self, total: Statistics, fisher: Tensor | None = None) -> None:
@@ -78,6 +90,13 @@ class Posterior(nn.Module):
 
     def _covariance(self, phi: Tensor) -> tuple[Tensor, Factor | None]:
         raise NotImplementedError
+
+    def familiarity(self, phi: Tensor) -> Tensor:
+        """1 − posterior/prior variance of a function seen at the training inputs with unit noise: (B,).
+
+        One where there are data, zero far from all of them.
+        """
+        return phi.new_ones(phi.shape[0])
 
     def _store(self, **buffers: Tensor) -> None:
         for name, value in buffers.items():
@@ -122,9 +141,13 @@ class ExactPosterior(Posterior):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"cholesky": (self.num_classes, self.num_features, self.num_features)}
 
-    def statistics(self, phi: Tensor, probs: Tensor, temperature: Tensor) -> Statistics:
+    def statistics(
+        self, phi: Tensor, probs: Tensor, temperature: Tensor, weight: Tensor | None = None
+    ) -> Statistics:
         weights = laplace.class_weights(probs, temperature)
-        return Statistics(len(phi), laplace.class_grams(phi, weights), phi.new_zeros(0))
+        if weight is not None:
+            weights = weights * weight.to(weights).unsqueeze(1)
+        return Statistics(_count(phi, weight), laplace.class_grams(phi, weights), phi.new_zeros(0))
 
     def fit(self, total: Statistics, fisher: Tensor | None = None) -> None:
         self._store(
@@ -133,6 +156,10 @@ class ExactPosterior(Posterior):
 
     def _covariance(self, phi: Tensor) -> tuple[Tensor, Factor | None]:
         return self.scale.to(phi) * laplace.cholesky_variance(self.cholesky.to(phi), phi), None
+
+    def familiarity(self, phi: Tensor) -> Tensor:
+        """By the class that has learned most here; the precisions with unit noise are not kept."""
+        return _share_known(laplace.cholesky_variance(self.cholesky.to(phi), phi).amin(-1), phi)
 
 
 class SharedPosterior(Posterior):
@@ -145,8 +172,11 @@ class SharedPosterior(Posterior):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"cholesky": (self.num_features, self.num_features)}
 
-    def statistics(self, phi: Tensor, probs: Tensor, temperature: Tensor) -> Statistics:
-        return Statistics(len(phi), laplace.gram(_wide(phi)), phi.new_zeros(0))
+    def statistics(
+        self, phi: Tensor, probs: Tensor, temperature: Tensor, weight: Tensor | None = None
+    ) -> Statistics:
+        sums = laplace.gram(_wide(phi), None if weight is None else _wide(weight))
+        return Statistics(_count(phi, weight), sums, phi.new_zeros(0))
 
     def fit(self, total: Statistics, fisher: Tensor | None = None) -> None:
         self._store(cholesky=laplace.precision_cholesky(total.sums))
@@ -154,6 +184,9 @@ class SharedPosterior(Posterior):
     def _covariance(self, phi: Tensor) -> tuple[Tensor, Factor | None]:
         var = self.scale.to(phi) * laplace.cholesky_variance(self.cholesky.to(phi), phi)
         return var.unsqueeze(-1).expand(-1, self.num_classes), None
+
+    def familiarity(self, phi: Tensor) -> Tensor:
+        return _share_known(laplace.cholesky_variance(self.cholesky.to(phi), phi), phi)
 
 
 class KroneckerPosterior(Posterior):
@@ -180,15 +213,20 @@ class KroneckerPosterior(Posterior):
             return {"vectors": (m, m), "values": (m,), "gamma": (k,)}
         return {"vectors": (m, m), "values": (m,), "basis": (k, k - 1), "gamma": (k - 1,)}
 
-    def statistics(self, phi: Tensor, probs: Tensor, temperature: Tensor) -> Statistics:
-        return Statistics(len(phi), laplace.gram(_wide(phi)), self.fisher(probs, temperature))
+    def statistics(
+        self, phi: Tensor, probs: Tensor, temperature: Tensor, weight: Tensor | None = None
+    ) -> Statistics:
+        sums = laplace.gram(_wide(phi), None if weight is None else _wide(weight))
+        return Statistics(_count(phi, weight), sums, self.fisher(probs, temperature, weight))
 
-    def fisher(self, probs: Tensor, temperature: Tensor) -> Tensor:
+    def fisher(self, probs: Tensor, temperature: Tensor, weight: Tensor | None = None) -> Tensor:
         """Sum of output Hessians: (K, K), or its diagonal (K,) where only that is used."""
         probs = _wide(probs)
+        weight = None if weight is None else _wide(weight)
         if self.diagonal:
-            return laplace.class_weights(probs, temperature).sum(0)
-        return laplace.output_fisher(probs, temperature)
+            diagonal = laplace.class_weights(probs, temperature)
+            return (diagonal if weight is None else diagonal * weight.unsqueeze(1)).sum(0)
+        return laplace.output_fisher(probs, temperature, weight)
 
     def fit(self, total: Statistics, fisher: Tensor | None = None) -> None:
         mean = total.fisher / total.count if fisher is None else fisher
@@ -204,6 +242,10 @@ class KroneckerPosterior(Posterior):
             return scales, None
         factor = Factor(self.basis.to(phi), column=scales.sqrt())
         return factor.variance(), factor
+
+    def familiarity(self, phi: Tensor) -> Tensor:
+        parts = (self.vectors.to(phi), self.values.to(phi), phi.new_ones(1))
+        return _share_known(laplace.kronecker_scales(phi, *parts).squeeze(-1), phi)
 
 
 class MomentumPosterior(SharedPosterior):
@@ -228,7 +270,7 @@ class MomentumPosterior(SharedPosterior):
         return {**super().shapes(), "average": (self.num_features, self.num_features)}
 
     @torch.no_grad()
-    def update(self, phi: Tensor, dataset_size: int | None = None) -> None:
+    def update(self, phi: Tensor, dataset_size: float | None = None) -> None:
         """Take in a batch phi (B, m) and factorise anew: O(m³)."""
         batch_mean = laplace.gram(_wide(phi)) / len(phi)
         self.steps += 1
@@ -243,7 +285,7 @@ class MomentumPosterior(SharedPosterior):
 
     def fit(self, total: Statistics, fisher: Tensor | None = None) -> None:
         """Start from a whole pass: the shared posterior, which later updates move on from."""
-        self.seen.fill_(total.count)
+        self.seen.fill_(round(total.count))
         self.steps.fill_(math.ceil(1 / (1 - self.momentum)))
         cholesky = laplace.precision_cholesky(total.sums)
         self._store(average=total.sums / total.count, cholesky=cholesky)

@@ -1,0 +1,212 @@
+"""−log E softmax(u)_y and its gradient in one pass over the points: the training loss needs one class only.
+
+With q = softmax(u) at a point and w ∝ q_y over the points, the gradient of log E q_y is
+
+* in the mean, e_y − E_w q;
+* in the standard deviations d and the factor F, along the path: E_w (e_y − q)_c ε_c and E_w (e_y − q) εᵀ;
+* or, by Price's theorem ∂E g/∂Σ = ½ E ∂²g/∂u², d ⊙ diag E_w H and E_w[H] F with
+  H = (e_y − q)(e_y − q)ᵀ − diag(q) + qqᵀ.
+
+Price's form has no ε in it: fifty to a hundred times less variance while the noise is mild, and more than the
+path's when it is wide (benchmarks/head.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hetsngp.functional.control import MILD_VARIANCE
+from hetsngp.functional.points import BLOCK, Points
+from hetsngp.functional.streaming import point_chunks, row_chunks
+
+# Below this q_y is taken from its logarithm, before float32 loses it.
+_SMALLEST = 1e-30
+
+
+@dataclass(frozen=True)
+class _Gaussian:
+    """u = mean + std ⊙ ε_K + F ε_R: (B, K), (B, K) or None, Fᵀ (B, R, K) or None."""
+
+    mean: Tensor
+    std: Tensor | None
+    factor: Tensor | None
+
+    @property
+    def rank(self) -> int:
+        return 0 if self.factor is None else self.factor.shape[1]
+
+    def rows(self, index: Tensor | slice) -> _Gaussian:
+        std = None if self.std is None else self.std[index]
+        return _Gaussian(self.mean[index], std, None if self.factor is None else self.factor[index])
+
+    def widest(self) -> Tensor:
+        """The largest variance of a logit: (B,)."""
+        variance = torch.zeros_like(self.mean) if self.std is None else self.std.square()
+        if self.factor is not None:
+            variance = variance + self.factor.square().sum(1)
+        return variance.amax(-1)
+
+    def draw(self, eps_factor: Tensor, eps_diagonal: Tensor) -> Tensor:
+        """(B, n, K) at points ε_R (n, R) and ε_K (n, K)."""
+        u, batch, n = self.mean.unsqueeze(1), len(self.mean), len(eps_factor)
+        u = u.expand(-1, n, -1) if self.std is None else torch.addcmul(u, self.std.unsqueeze(1), eps_diagonal)
+        if self.factor is None:
+            return u
+        return torch.baddbmm(u, eps_factor.expand(batch, -1, -1), self.factor)
+
+
+@dataclass
+class _Sums:
+    """Sums over points, all in units of exp(peak) so that an improbable label keeps its digits."""
+
+    peak: Tensor  # (B,) largest log q_y so far
+    weight: Tensor  # (B,) Σ w
+    classes: Tensor  # (B, 1 + R, K): Σ w q, and Σ w q times ε_R or (F_y − 2 qᵀF)
+    diagonal: Tensor  # (B, K): Σ w q ε_K or Σ w q²
+    label: Tensor  # (B, 1 + R): what only the label's own row gets, of d and of F
+
+    @staticmethod
+    def zeros(mean: Tensor, rank: int) -> _Sums:
+        batch, classes = mean.shape
+        return _Sums(
+            mean.new_full((batch,), -torch.inf),
+            mean.new_zeros(batch),
+            mean.new_zeros(batch, 1 + rank, classes),
+            torch.zeros_like(mean),
+            mean.new_zeros(batch, 1 + rank),
+        )
+
+    def add(self, rows: slice, log_qy: Tensor, q: Tensor, terms: Any) -> None:
+        """``terms(w)``: (b, R, n) for the classes, (b, n, K) for the diagonal, (b, 1 + R) for the label."""
+        peak = torch.maximum(self.peak[rows], log_qy.amax(1))
+        old = torch.exp(self.peak[rows] - peak)
+        w = torch.exp(log_qy - peak.unsqueeze(1))
+        tail, diagonal, label = terms(w)
+        self.peak[rows] = peak
+        self.weight[rows] = self.weight[rows] * old + w.sum(1)
+        fresh = torch.cat([w.unsqueeze(1), tail], 1) @ q
+        self.classes[rows] = self.classes[rows] * old.view(-1, 1, 1) + fresh
+        if diagonal is not None:
+            fresh = (w.unsqueeze(1) @ diagonal).squeeze(1)
+            self.diagonal[rows] = self.diagonal[rows] * old.unsqueeze(1) + fresh
+        self.label[rows] = self.label[rows] * old.unsqueeze(1) + label
+
+
+class LabelNLL(torch.autograd.Function):
+    """(mean, std, factor) → −log E softmax(u)_y (B,), u = mean + std ⊙ ε_K + F ε_R; std or F may be None.
+
+    ``factor`` is Fᵀ (B, R, K), the order in which every product over classes runs along memory. The gradient
+    is found on the way, so ``backward`` only scales it.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        points: Points,
+        count: int,
+        y: Tensor,
+        mean: Tensor,
+        std: Tensor | None,
+        factor: Tensor | None,
+    ) -> Tensor:
+        u = _Gaussian(mean, std, factor)
+        mild = u.widest() <= MILD_VARIANCE
+        nll = torch.empty_like(mean[:, 0])
+        grads = [torch.empty_like(t) for t in (mean, std, factor) if t is not None]
+        for price in (True, False):
+            rows = (mild == price).nonzero().squeeze(1)
+            if len(rows) == len(mean):
+                nll, grads = _value_and_gradient(points, count, y, u, price)
+            elif len(rows):
+                nll[rows], pieces = _value_and_gradient(points, count, y[rows], u.rows(rows), price)
+                for whole, piece in zip(grads, pieces, strict=True):
+                    whole[rows] = piece
+        ctx.save_for_backward(*grads)
+        ctx.present = (True, std is not None, factor is not None)
+        return nll
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        saved = iter(ctx.saved_tensors)
+        scaled = [next(saved) if present else None for present in ctx.present]
+        out = [None if g is None else g * grad.view(-1, *[1] * (g.dim() - 1)) for g in scaled]
+        return (None, None, None, *out)
+
+
+def _value_and_gradient(
+    points: Points, count: int, y: Tensor, u: _Gaussian, price: bool
+) -> tuple[Tensor, list[Tensor]]:
+    sums = _Sums.zeros(u.mean, u.rank)
+    classes, device = u.mean.shape[1], u.mean.device
+    for start in range(0, count, BLOCK):
+        size = min(BLOCK, count - start)
+        eps_factor, eps_diagonal = points.block(start, size, like=u.mean)
+        for rows in row_chunks(u.mean, size):
+            part = u.rows(rows)
+            for chunk in point_chunks(size, len(part.mean), classes, device):
+                _add_chunk(sums, rows, y[rows], part, eps_factor[chunk], eps_diagonal[chunk], price)
+    return _finish(sums, count, y, u, price)
+
+
+def _add_chunk(
+    sums: _Sums,
+    rows: slice,
+    y: Tensor,
+    gaussian: _Gaussian,
+    eps_factor: Tensor,
+    eps_diagonal: Tensor,
+    price: bool,
+) -> None:
+    std, factor = gaussian.std, gaussian.factor
+    batch, n = len(y), len(eps_factor)
+    u = gaussian.draw(eps_factor, eps_diagonal)
+    q = torch.softmax(u, -1)
+    at = y.view(-1, 1, 1).expand(-1, n, 1)
+    q_y = q.gather(2, at).squeeze(2)
+    log_qy = q_y.log()
+    if bool((q_y < _SMALLEST).any()):
+        log_qy = u.gather(2, at).squeeze(2) - u.logsumexp(-1)
+
+    def along_the_path(w: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        tail = w.unsqueeze(1) * eps_factor.T
+        if std is None:
+            return tail, None, torch.cat([torch.zeros_like(w[:, :1]), tail.sum(-1)], -1)
+        own = (w * eps_diagonal.T[y]).sum(1, keepdim=True)
+        return tail, q * eps_diagonal, torch.cat([own, tail.sum(-1)], -1)
+
+    def by_price(w: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        own = (w * (1 - 2 * q_y)).sum(1, keepdim=True)
+        square = None if std is None else q.square()
+        if factor is None:
+            return w.new_zeros(batch, 0, n), square, own
+        product = factor @ q.mT
+        from_label = factor.gather(2, y.view(-1, 1, 1).expand(-1, factor.shape[1], 1)) - product
+        tail = w.unsqueeze(1) * (from_label - product)
+        return tail, square, torch.cat([own, (w.unsqueeze(1) * from_label).sum(-1)], -1)
+
+    sums.add(rows, log_qy, q, by_price if price else along_the_path)
+
+
+def _finish(sums: _Sums, count: int, y: Tensor, u: _Gaussian, price: bool) -> tuple[Tensor, list[Tensor]]:
+    std, factor = u.std, u.factor
+    nll = -(sums.peak + torch.log(sums.weight / count))
+    inverse = 1 / sums.weight
+    classes = sums.classes * inverse.view(-1, 1, 1)
+    diagonal, label = sums.diagonal * inverse.unsqueeze(1), sums.label * inverse.unsqueeze(1)
+    average, tail = classes[:, 0], classes[:, 1:]
+    row = torch.arange(len(y), device=y.device)
+    grads = [average.clone()]
+    grads[0][row, y] -= 1
+    if std is not None:
+        out = average - 2 * diagonal if price else diagonal
+        out[row, y] -= label[:, 0]
+        grads.append(std * out if price else out)
+    if factor is not None:
+        out = tail + average.unsqueeze(1) * factor if price else tail.clone()
+        out[row, :, y] -= label[:, 1:]
+        grads.append(out)
+    return nll, grads
