@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,15 +22,61 @@ from hetsngp.types import UtilityNormal
 SMALLEST_SCALE, SCALES_PER_DECADE = 1e-3, 2
 # The temperature is searched within this factor of the one it was trained with.
 TEMPERATURE_RANGE = 10.0
+# Prior standard deviation of log τ around it. A few dozen held-out examples that happen to be right would ask
+# for a temperature near zero; against a few hundred the prior has no say.
+TEMPERATURE_SPREAD = 0.5
 CALIBRATION_ROWS = 512
+# Nats of held-out NLL that a larger posterior scale may cost in any case.
+TOLERANCE = 0.01
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Features and labels of the held-out data, so that the backbone sees them once."""
+    """Features, labels and weights of the held-out data, so that the backbone sees them once.
+
+    ``weight`` (n,), all positive, or None: one each.
+    """
 
     h: Tensor
     y: Tensor
+    weight: Tensor | None = None
+
+    @staticmethod
+    def join(parts: Sequence[HeldOut]) -> HeldOut:
+        """Several as one."""
+        if len(parts) == 1:
+            return parts[0]
+        weights = [p.weight if p.weight is not None else p.h.new_ones(len(p.h)) for p in parts]
+        weight = None if all(p.weight is None for p in parts) else torch.cat(weights)
+        return HeldOut(torch.cat([p.h for p in parts]), torch.cat([p.y for p in parts]), weight)
+
+    @property
+    def total(self) -> float:
+        """Examples, by weight where they have one."""
+        return len(self.h) if self.weight is None else float(self.weight.double().sum())
+
+    def mean(self, values: Tensor) -> float:
+        """The (weighted) mean of a value (n,) an example has."""
+        if self.weight is None:
+            return float(values.mean())
+        return float((self.weight.to(values) * values).sum() / self.weight.to(values).sum())
+
+    def standard_error(self, values: Tensor) -> float:
+        """Of :meth:`mean`."""
+        if self.weight is None:
+            return float(values.std() / math.sqrt(len(values)))
+        weight, values = self.weight.cpu().double(), values.cpu().double()
+        share = weight / weight.sum()
+        spread = float((share * (values - (share * values).sum()).square()).sum())
+        return math.sqrt(spread / max(self.effective - 1, 1e-9))
+
+    @property
+    def effective(self) -> float:
+        """Witnesses: n, or (Σw)²/Σw² (Kish) with weights: an example of weight two is no two of them."""
+        if self.weight is None:
+            return len(self.h)
+        weight = self.weight.double()
+        return float(weight.sum().square() / weight.square().sum())
 
     @functools.cached_property
     def keys(self) -> Tensor:
@@ -44,8 +91,14 @@ class HeldOut:
         """Which held-out rows are among the rows of h (B, D), up to rounding: (n,) bool."""
         return torch.isin(self.keys, row_keys(h, self._unit))
 
-    def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return zip(self.h.split(CALIBRATION_ROWS), self.y.split(CALIBRATION_ROWS), strict=True)
+    def chunks(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        for start in range(0, len(self.h), CALIBRATION_ROWS):
+            rows = slice(start, start + CALIBRATION_ROWS)
+            yield self.h[rows], self.y[rows], None if self.weight is None else self.weight[rows]
+
+
+Pairs = Sequence[tuple[Classifier, HeldOut]]
+"""Models and what each of them has not seen; one pair, or one a fold."""
 
 
 def row_keys(h: Tensor, unit: Tensor) -> Tensor:
@@ -63,7 +116,7 @@ def row_keys(h: Tensor, unit: Tensor) -> Tensor:
 def held_out_nll(model: Classifier, held_out: HeldOut, temperature: Tensor, *, posterior: bool) -> Tensor:
     """Held-out −log p(y), example by example: (n,), at fixed integration points."""
     out = []
-    for h, y in held_out.chunks():
+    for h, y, _ in held_out.chunks():
         utility = model.head.utility(h, posterior=posterior).tempered(temperature.to(h))
         out.append(_label_nll(model, utility, y))
     return torch.cat(out)
@@ -76,15 +129,24 @@ def _label_nll(model: Classifier, utility: UtilityNormal, y: Tensor) -> Tensor:
     return -log_probs.gather(1, y.unsqueeze(1)).squeeze(1)
 
 
-def best_temperature(model: Classifier, held_out: HeldOut) -> Tensor:
-    """Golden-section search of log τ; the held-out NLL has one minimum in it for a fixed utility."""
-    start = model.temperature
+def pooled_nll(pairs: Pairs, temperature: Tensor, *, posterior: bool) -> Tensor:
+    """The NLL of every held-out example under the model that has not seen it: (n,)."""
+    return torch.cat([held_out_nll(m, h, temperature, posterior=posterior) for m, h in pairs])
+
+
+def best_temperature(pairs: Pairs) -> Tensor:
+    """The τ of highest posterior density, by golden-section search of log τ: the held-out NLL has one
+    minimum in it for a fixed utility, and so has the prior around the training temperature.
+    """
+    start, pool = pairs[0][0].temperature, HeldOut.join([held_out for _, held_out in pairs])
+    centre, reach = math.log(float(start)), math.log(TEMPERATURE_RANGE)
+    strength = 0.5 / (TEMPERATURE_SPREAD**2 * pool.effective)
 
     def value(log_temperature: float) -> float:
         temperature = start.new_tensor(math.exp(log_temperature))
-        return float(held_out_nll(model, held_out, temperature, posterior=False).mean())
+        nll = pool.mean(pooled_nll(pairs, temperature, posterior=False))
+        return nll + strength * (log_temperature - centre) ** 2
 
-    centre, reach = math.log(float(start)), math.log(TEMPERATURE_RANGE)
     low, high = centre - reach, centre + reach
     ratio = (math.sqrt(5) - 1) / 2
     a, b = high - ratio * (high - low), low + ratio * (high - low)
@@ -103,37 +165,70 @@ def best_temperature(model: Classifier, held_out: HeldOut) -> Tensor:
 
 def held_out_fisher(model: Classifier, held_out: HeldOut) -> Tensor | None:
     """Λ: the mean output Hessian of held-out predictions at the chosen temperature."""
-    latent = model.head.latent
-    assert isinstance(latent, RandomFeatureGP)
+    latent = gp_of(model)
     if not isinstance(latent.posterior, KroneckerPosterior):
         return None
     total: Tensor | float = 0.0
-    for h, _ in held_out.chunks():
+    for h, _, weight in held_out.chunks():
         temperature = model.temperature.to(h)
         probs = model.head.noise_free_probs(latent.mean(latent.features(h)))
-        total = total + latent.posterior.fisher(probs, temperature)
+        total = total + latent.posterior.fisher(probs, temperature, weight)
     assert isinstance(total, Tensor)
-    return total / len(held_out.h)
+    return total / held_out.total
 
 
-def largest_good_scale(
-    model: Classifier, held_out: HeldOut
-) -> tuple[float, float, tuple[tuple[float, float], ...]]:
-    """The one-standard-error rule. Held-out NLL is nearly flat in the scale; its minimum would mostly
-    switch the GP off, so the largest scale that is not distinguishably worse is taken.
+def largest_good_scale(pairs: Pairs) -> tuple[float, float, tuple[tuple[float, float], ...]]:
+    """The largest posterior scale whose held-out NLL is as good as the best, and what "as good" came to.
+
+    The NLL is nearly flat in the scale and its minimum would mostly switch the GP off. As good is: worse by
+    no more than one standard error of the difference, or than ``TOLERANCE``. The difference is taken example
+    by example; the error of the NLL itself is many times larger, and lets a scale through that makes every
+    single prediction too timid. The tolerance is for data the model classifies perfectly, where even the
+    smallest scale is measurably worse than none, at a cost that nobody would notice.
     """
-    latent = model.head.latent
-    assert isinstance(latent, RandomFeatureGP)
-    decades = math.log10(latent.posterior.largest_scale / SMALLEST_SCALE)
+    posteriors = [gp_of(model).posterior for model, _ in pairs]
+    temperature, pool = pairs[0][0].temperature, HeldOut.join([held_out for _, held_out in pairs])
+    decades = math.log10(posteriors[0].largest_scale / SMALLEST_SCALE)
     steps = round(decades * SCALES_PER_DECADE)
     scales = [SMALLEST_SCALE * 10 ** (i / SCALES_PER_DECADE) for i in range(steps + 1)]
-    means, errors = [], []
+    each = []
     for scale in scales:
-        latent.posterior.scale.fill_(scale)
-        nll = held_out_nll(model, held_out, model.temperature, posterior=True)
-        means.append(float(nll.mean()))
-        errors.append(float(nll.std() / math.sqrt(len(nll))))
+        for posterior in posteriors:
+            posterior.scale.fill_(scale)
+        each.append(pooled_nll(pairs, temperature, posterior=True))
+    means = [pool.mean(nll) for nll in each]
     best = min(range(len(scales)), key=means.__getitem__)
-    limit = means[best] + errors[best]
-    chosen = max(i for i, mean in enumerate(means) if mean <= limit)
-    return scales[chosen], errors[best], tuple(zip(scales, means, strict=True))
+    allowed = [max(pool.standard_error(nll - each[best]), TOLERANCE) for nll in each]
+    chosen = max(i for i in range(len(scales)) if means[i] <= means[best] + allowed[i])
+    return scales[chosen], allowed[chosen], tuple(zip(scales, means, strict=True))
+
+
+def choose_temperature(pairs: Pairs) -> dict[str, Any]:
+    """Set τ by the held-out NLL at the posterior mode; first, because the posterior is of τ's likelihood."""
+    pool = HeldOut.join([held_out for _, held_out in pairs])
+    before = pooled_nll(pairs, pairs[0][0].temperature, posterior=False)
+    temperature = best_temperature(pairs)
+    for model, _ in pairs:
+        model.head.temperature.copy_(temperature)
+    after = pooled_nll(pairs, temperature, posterior=False)
+    return {
+        "held_out": pool.total,
+        "nll_before": pool.mean(before),
+        "nll_mode": pool.mean(after),
+        "nll": pool.mean(after),
+        "standard_error": pool.standard_error(after),
+    }
+
+
+def choose_scale(pairs: Pairs) -> dict[str, Any]:
+    """Set the factor on the posterior variance."""
+    scale, allowance, grid = largest_good_scale(pairs)
+    for model, _ in pairs:
+        gp_of(model).posterior.scale.fill_(scale)
+    return {"scale": scale, "nll": dict(grid)[scale], "allowance": allowance, "scale_grid": grid}
+
+
+def gp_of(model: Classifier) -> RandomFeatureGP:
+    """The GP of a model that has one."""
+    assert isinstance(model.head.latent, RandomFeatureGP)
+    return model.head.latent

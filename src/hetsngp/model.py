@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hetsngp.functional import link
+from hetsngp.functional.points import draw_seed
 from hetsngp.functional.uncertainty import binary_entropy, entropy
 from hetsngp.nn.heads import GaussianHead
 from hetsngp.nn.latent import RandomFeatureGP
 from hetsngp.types import LatentNormal, Prediction, UtilityNormal
-from hetsngp.validation import check_features, check_inputs, check_positive
+from hetsngp.validation import check_features, check_inputs, check_positive, check_weight
 
 
 @contextmanager
@@ -52,7 +54,7 @@ class Classifier(nn.Module):
         head: GaussianHead,
         *,
         num_features: int,
-        dataset_size: int | None = None,
+        dataset_size: float | None = None,
         config: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -69,14 +71,23 @@ class Classifier(nn.Module):
 
     # --- seams ------------------------------------------------------------------------------------------
 
-    def loss(self, x: Any, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def loss(
+        self,
+        x: Any,
+        y: Tensor,
+        generator: torch.Generator | None = None,
+        weight: Tensor | None = None,
+    ) -> Tensor:
         """Mean over the batch of −log p̄(y), plus the prior's ‖β‖²/(2N): a scalar.
 
         Algorithm 1 prints −‖β‖², a slip: minimisation needs +½‖β‖², over N because the rest is a mean.
+        ``weight`` (B,) multiplies each example's term. The mean is still over B, so that a batch of light
+        examples moves the model less: use weights of mean one over the data, and their total as N.
         """
         check_inputs(x)
         h = self._features(x)
-        loss = self._in_full_precision(h, lambda h: self.head.nll(h, y, generator=generator).mean())
+        nll = self._in_full_precision(h, lambda h: self.head.nll(h, y, generator=generator))
+        loss = (nll if weight is None else check_weight(weight, h.shape[0]).to(nll) * nll).mean()
         penalty = self.head.prior_penalty()
         if penalty is None:
             return loss
@@ -96,16 +107,43 @@ class Classifier(nn.Module):
         Without ``generator`` the integration points are fixed: the same input gives the same answer, in any
         batch. ``num_samples`` None chooses the number of points for an error of at most 0.005.
         """
-        if num_samples is not None:
-            check_positive("num_samples", num_samples, integer=True)
-        check_inputs(x)
-        if self._trained_since_fit:
-            self._warn_once(_STALE)
+        self._check_prediction(x, num_samples)
         with evaluating(self):
             h = self._features(x)
             return self._in_full_precision(
                 h, lambda h: self.head.predict(h, num_samples=num_samples, generator=generator)
             )
+
+    def predict_probs(
+        self, x: Any, num_samples: int | None = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """``predict(x).probs`` alone: (B, K). With three classes or more the nested integral behind the split
+        of doubt is nearly all of what ``predict`` costs.
+        """
+        self._check_prediction(x, num_samples)
+
+        def probs(h: Tensor) -> Tensor:
+            utility = self.head.utility(h, posterior=True).tempered(self.temperature.to(h))
+            out: Tensor
+            if self.head.link.link == "sigmoid":
+                out = link.sigmoid_log_probs(utility)[0].exp()
+            else:
+                count = self.head.link.num_samples if num_samples is None else num_samples
+                seed = 0 if generator is None else draw_seed(generator)
+                sampler = self.head.link.sampler
+                out = link.softmax_probs(utility, num_samples=count, sampler=sampler, seed=seed)[0]
+            return out.clamp_min(torch.finfo(out.dtype).tiny)
+
+        with evaluating(self):
+            h = self._features(x)
+            return self._in_full_precision(h, probs)
+
+    def _check_prediction(self, x: Any, num_samples: int | None) -> None:
+        if num_samples is not None:
+            check_positive("num_samples", num_samples, integer=True)
+        check_inputs(x)
+        if self._trained_since_fit:
+            self._warn_once(_STALE, stacklevel=4)
 
     def forward(self, x: Any) -> Tensor:
         """log-probabilities (B, K) at the posterior mode, so ``cross_entropy(model(x), y)`` trains.
@@ -157,7 +195,7 @@ class Classifier(nn.Module):
         beta = [p for name, p in self.named_parameters() if name == "head.latent.beta"]
         rest = [p for name, p in self.named_parameters() if name != "head.latent.beta"]
         groups = [{"params": rest, "weight_decay": weight_decay}]
-        return [*groups, {"params": beta, "weight_decay": 0.0}] if beta else groups
+        return [*groups, {"params": beta, "weight_decay": 0.0, "has_prior": True}] if beta else groups
 
     @torch.no_grad()
     def update_posterior(self, x: Any) -> None:
@@ -193,10 +231,10 @@ class Classifier(nn.Module):
         with torch.autocast(h.device.type, enabled=False):
             return fn(h.float() if h.dtype in (torch.float16, torch.bfloat16) else h)
 
-    def _warn_once(self, message: str) -> None:
+    def _warn_once(self, message: str, stacklevel: int = 3) -> None:
         if message not in self._warned:
             self._warned.add(message)
-            warnings.warn(message, stacklevel=3)
+            warnings.warn(message, stacklevel=stacklevel)
 
 
 class Ensemble(nn.Module):
@@ -232,9 +270,16 @@ class Ensemble(nn.Module):
         """The members' groups, one after another."""
         return [group for member in self.members for group in member.parameter_groups(weight_decay)]
 
-    def loss(self, x: Any, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def loss(
+        self,
+        x: Any,
+        y: Tensor,
+        generator: torch.Generator | None = None,
+        weight: Tensor | None = None,
+    ) -> Tensor:
         """Mean of the members' losses: each trains as if alone."""
-        return torch.stack([m.loss(x, y, generator=generator) for m in self.members]).mean()
+        losses = [m.loss(x, y, generator=generator, weight=weight) for m in self.members]
+        return torch.stack(losses).mean()
 
     def predict(
         self, x: Any, num_samples: int | None = None, generator: torch.Generator | None = None
@@ -266,6 +311,13 @@ class Ensemble(nn.Module):
             member_uncertainty=member,
             num_points=stacked.num_points.sum(0),
         )
+
+    def predict_probs(
+        self, x: Any, num_samples: int | None = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """``predict(x).probs`` alone: (B, K)."""
+        each = [m.predict_probs(x, num_samples=num_samples, generator=generator) for m in self.members]
+        return torch.stack(each).mean(0)
 
     def forward(self, x: Any) -> Tensor:
         """log of the mean probability (log-odds under the sigmoid) at the posterior modes: (B, K)."""

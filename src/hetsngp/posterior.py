@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -11,11 +10,10 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from hetsngp.calibration import HeldOut, best_temperature, held_out_fisher, held_out_nll, largest_good_scale
+from hetsngp.calibration import HeldOut, choose_scale, choose_temperature, gp_of, held_out_fisher
 from hetsngp.model import Classifier, Ensemble, evaluating, to_device
-from hetsngp.nn.latent import RandomFeatureGP
 from hetsngp.nn.posteriors import Statistics
-from hetsngp.validation import check_batch, check_class_labels, check_inputs, check_multi_hot
+from hetsngp.validation import check_batch, check_class_labels, check_inputs, check_multi_hot, check_weight
 
 # Data with few distinct rows may repeat some honestly; more than this share is training data.
 MOSTLY = 0.5
@@ -28,12 +26,12 @@ class PosteriorReport:
     temperature: float
     posterior: str = "none"
     """Kind of posterior."""
-    count: int = 0
-    """Training examples that went in."""
+    count: float = 0
+    """Training examples that went in, or their total weight."""
     scale: float = 1.0
     """Factor on the posterior variance."""
-    held_out: int = 0
-    """Held-out examples, 0 without calibration."""
+    held_out: float = 0
+    """Held-out examples, or their total weight; 0 without calibration."""
     nll_before: float | None = None
     """Held-out NLL at the posterior mode and the training temperature."""
     nll_mode: float | None = None
@@ -41,25 +39,37 @@ class PosteriorReport:
     nll: float | None = None
     """… with the posterior at the chosen scale."""
     standard_error: float | None = None
-    """Of the best held-out NLL: scales within one of it are equally good, and the largest is taken."""
+    """Of ``nll_mode``."""
+    allowance: float | None = None
+    """Nats that the chosen scale was allowed to cost: one standard error of the difference from the best
+    scale, example by example, and at least 0.01."""
     scale_grid: tuple[tuple[float, float], ...] = ()
     """(scale, held-out NLL) of every scale tried."""
 
     def __str__(self) -> str:
         has_posterior = self.posterior != "none"
-        text = f"posterior {self.posterior} from {self.count} examples" if has_posterior else "no posterior"
+        text = (
+            f"posterior {self.posterior} from {_number(self.count)} examples"
+            if has_posterior
+            else "no posterior"
+        )
         if not self.held_out:
             return text + ", not calibrated"
         text += (
-            f"; on {self.held_out} held-out examples chose temperature {self.temperature:.3g} "
+            f"; on {_number(self.held_out)} held-out examples chose temperature {self.temperature:.3g} "
             f"(NLL {self.nll_before:.4f} → {self.nll_mode:.4f})"
         )
         if not has_posterior:
             return text
         return (
-            f"{text} and posterior scale {self.scale:.3g}, the largest that costs at most one standard error "
-            f"({self.standard_error:.4f}): NLL {self.nll:.4f}"
+            f"{text} and posterior scale {self.scale:.3g}, the largest that costs at most "
+            f"{self.allowance:.4f}: NLL {self.nll:.4f}"
         )
+
+
+def _number(count: float) -> str:
+    """A total weight without a tail of digits; a number of examples as it is."""
+    return f"{count:.2f}".rstrip("0").rstrip(".")
 
 
 @overload
@@ -89,13 +99,15 @@ def fit_posterior(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> PosteriorReport | list[PosteriorReport]:
-    """Fit the posterior in one pass over ``loader`` and calibrate on ``calibration``; both yield (x, y).
+    """Fit the posterior in one pass over ``loader`` and calibrate on ``calibration``.
+
+    Both yield (x, y), or (x, y, weight) where an example counts ``weight`` times (any number ≥ 0).
 
     The pass runs in eval mode without gradients, at the weights the model has now. A method without a
     posterior has nothing to fit; calibration sets its temperature all the same. ``calibration`` must be held
     out from training (never training, never out-of-distribution data): it sets the temperature by NLL, gives
-    the Kronecker posterior its output Hessian, and picks the largest posterior scale whose NLL is within one
-    standard error of the best.
+    the Kronecker posterior its output Hessian, and picks the largest posterior scale whose NLL is as good as
+    the best.
     ``progress`` is called with the number of examples after each batch. An ensemble gets a list of reports.
     """
     if isinstance(model, Ensemble):
@@ -136,17 +148,16 @@ def _fit_and_calibrate(
     calibration: Iterable[Any] | None,
     progress: Callable[[int], None] | None,
 ) -> PosteriorReport:
-    latent = model.head.latent
-    held_out = None if calibration is None else _collect(model, calibration)
+    held_out = None if calibration is None else collect(model, calibration)
     model.head.temperature.copy_(model.head.training_temperature)  # of an earlier calibration nothing stays
-    chosen = {} if held_out is None else _choose_temperature(model, held_out)
+    chosen = {} if held_out is None else choose_temperature([(model, held_out)])
     if model.head.has_posterior:
-        assert isinstance(latent, RandomFeatureGP)
-        total = _pass_over(model, loader, progress, held_out)
-        latent.posterior.scale.fill_(1.0)
-        latent.posterior.fit(total, None if held_out is None else held_out_fisher(model, held_out))
-        chosen |= {"posterior": latent.posterior.name, "count": total.count}
-        chosen |= {} if held_out is None else _choose_scale(model, held_out)
+        posterior = gp_of(model).posterior
+        total = pass_over(model, loader, progress, held_out)
+        posterior.scale.fill_(1.0)
+        posterior.fit(total, None if held_out is None else held_out_fisher(model, held_out))
+        chosen |= {"posterior": posterior.name, "count": total.count}
+        chosen |= {} if held_out is None else choose_scale([(model, held_out)])
     return PosteriorReport(temperature=float(model.temperature), **chosen)
 
 
@@ -172,47 +183,58 @@ def _device(model: Classifier) -> torch.device:
 
 
 def _batches(model: Classifier, loader: Iterable[Any], where: str) -> Any:
-    """Yield (h, y) in full precision from a loader of (x, y)."""
+    """Yield (h, y, weight or None) in full precision; examples of weight zero are left out."""
     if isinstance(loader, torch.utils.data.Dataset):
         raise TypeError(
             f"{where} is a Dataset: wrap it, torch.utils.data.DataLoader(dataset, batch_size=256)"
         )
-    empty = True
+    empty = weightless = True
     device = _device(model)
     for batch in loader:
-        x, y = check_batch(batch, where)
+        x, y, weight = check_batch(batch, where)
         check_inputs(x)
         h = model._features(to_device(x, device))
         check = check_multi_hot if model.head.link.link == "sigmoid" else check_class_labels
         y = check(to_device(y, device), model.num_classes, h.shape[0])
         empty = False
-        yield (h.float() if h.dtype in (torch.float16, torch.bfloat16) else h), y
+        h = h.float() if h.dtype in (torch.float16, torch.bfloat16) else h
+        if weight is not None:
+            weight = check_weight(to_device(weight, device), h.shape[0])
+            counts = weight > 0
+            h, y, weight = h[counts], y[counts], weight[counts]
+        if len(h):
+            weightless = False
+            yield h, y, weight
     if empty:
         raise ValueError(
             f"{where} is empty: it yielded no batch; give a loader with data, not a used-up iterator"
         )
+    if weightless:
+        raise ValueError(f"every weight of {where} is zero: give some examples a positive weight")
 
 
-def _pass_over(
+def pass_over(
     model: Classifier,
     loader: Iterable[Any],
     progress: Callable[[int], None] | None,
     held_out: HeldOut | None,
 ) -> Statistics:
-    latent = model.head.latent
-    assert isinstance(latent, RandomFeatureGP)
+    """The sums that the posterior is made of; warns when the held-out examples turn up among them."""
+    latent = gp_of(model)
     posterior = latent.posterior
     total: Statistics | None = None
     met = torch.zeros(0, dtype=torch.bool) if held_out is None else torch.zeros_like(held_out.keys).bool()
-    for h, _ in _batches(model, loader, "loader"):
+    seen = 0
+    for h, _, weight in _batches(model, loader, "loader"):
         phi = latent.features(h)
         probs = model.head.noise_free_probs(latent.mean(phi))
-        piece = posterior.statistics(phi, probs, model.temperature.to(phi))
+        piece = posterior.statistics(phi, probs, model.temperature.to(phi), weight)
         total = piece if total is None else total + piece
         if held_out is not None:
             met |= held_out.found_in(h)
+        seen += len(h)
         if progress is not None:
-            progress(total.count)
+            progress(seen)
     assert total is not None
     share = float(met.float().mean()) if held_out is not None else 0.0
     if share > MOSTLY:
@@ -224,32 +246,12 @@ def _pass_over(
     return total
 
 
-def _collect(model: Classifier, calibration: Iterable[Any]) -> HeldOut:
+def collect(model: Classifier, calibration: Iterable[Any]) -> HeldOut:
+    """Held-out features, labels and weights, from one pass."""
     batches = list(_batches(model, calibration, "calibration"))
-    held_out = HeldOut(torch.cat([h for h, _ in batches]), torch.cat([y for _, y in batches]))
-    if len(held_out.h) < 2:
+    h, y = torch.cat([h for h, _, _ in batches]), torch.cat([y for _, y, _ in batches])
+    weights = [torch.ones_like(h[:, 0]) if weight is None else weight.to(h) for h, _, weight in batches]
+    weighted = any(weight is not None for _, _, weight in batches)
+    if len(h) < 2:
         raise ValueError("calibration holds one example; a standard error needs at least two")
-    return held_out
-
-
-def _choose_temperature(model: Classifier, held_out: HeldOut) -> dict[str, Any]:
-    """Set τ by the held-out NLL at the posterior mode; first, because the posterior is of τ's likelihood."""
-    before = held_out_nll(model, held_out, model.temperature, posterior=False)
-    model.head.temperature.copy_(best_temperature(model, held_out))
-    after = held_out_nll(model, held_out, model.temperature, posterior=False)
-    return {
-        "held_out": len(held_out.h),
-        "nll_before": float(before.mean()),
-        "nll_mode": float(after.mean()),
-        "nll": float(after.mean()),
-        "standard_error": float(after.std() / math.sqrt(len(after))),
-    }
-
-
-def _choose_scale(model: Classifier, held_out: HeldOut) -> dict[str, Any]:
-    """Set the factor on the posterior variance."""
-    latent = model.head.latent
-    assert isinstance(latent, RandomFeatureGP)
-    scale, error, grid = largest_good_scale(model, held_out)
-    latent.posterior.scale.fill_(scale)
-    return {"scale": scale, "nll": dict(grid)[scale], "standard_error": error, "scale_grid": grid}
+    return HeldOut(h, y, torch.cat(weights) if weighted else None)

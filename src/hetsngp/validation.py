@@ -122,12 +122,25 @@ def check_multi_hot(y: Any, num_classes: int, rows: int) -> Tensor:
     return y
 
 
-def check_batch(batch: Any, where: str) -> tuple[Any, Any]:
-    """A loader's batch is a pair (x, y)."""
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+def check_weight(weight: Any, rows: int) -> Tensor:
+    """Weights (B,), finite and not negative: an example of weight 2 counts as if it stood there twice."""
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"the weights of a batch must be a tensor, got {type(weight).__name__}")
+    if weight.shape != (rows,):
+        raise ValueError(
+            f"the weights have shape {tuple(weight.shape)} where ({rows},) was expected, one for each row"
+        )
+    if eager(weight) and not bool(((weight >= 0) & (weight < float("inf"))).all()):
+        raise ValueError("weights must be finite and not negative: give 0 to an example that must not count")
+    return weight
+
+
+def check_batch(batch: Any, where: str) -> tuple[Any, Any, Any]:
+    """A loader's batch is (x, y) or (x, y, weight); without weights the third value is None."""
+    if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
         got = f"{len(batch)} values" if isinstance(batch, (tuple, list)) else type(batch).__name__
         raise TypeError(
-            f"{where} must yield pairs (x, y), got {got}: labels are needed too, "
+            f"{where} must yield pairs (x, y) or triples (x, y, weight), got {got}: labels are needed too, "
             "e.g. DataLoader(TensorDataset(x, y))"
         )
-    return batch[0], batch[1]
+    return batch[0], batch[1], batch[2] if len(batch) == 3 else None
