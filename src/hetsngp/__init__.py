@@ -1,5 +1,7 @@
 """Two honest kinds of doubt for any PyTorch classifier: noisy labels, and inputs unlike the training data."""
 
+from typing import TYPE_CHECKING, Any
+
 from hetsngp.artifact import ArtifactError, load, save
 from hetsngp.model import Classifier, Ensemble
 from hetsngp.posterior import PosteriorReport, fit_posterior
@@ -7,8 +9,12 @@ from hetsngp.recipes import build
 from hetsngp.types import LatentNormal, Prediction, UtilityNormal
 from hetsngp.validation import PosteriorNotFittedError
 
+if TYPE_CHECKING:
+    from hetsngp.estimator import HetSNGPClassifier as HetSNGPClassifier
+
 __version__ = "0.1.0"
 
+# Without HetSNGPClassifier: `from hetsngp import *` must work where scikit-learn is not installed.
 __all__ = [
     "ArtifactError",
     "Classifier",
@@ -23,3 +29,16 @@ __all__ = [
     "load",
     "save",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The estimator is imported when it is asked for: it needs scikit-learn, the rest does not."""
+    if name == "HetSNGPClassifier":
+        from hetsngp.estimator import HetSNGPClassifier
+
+        return HetSNGPClassifier
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), "HetSNGPClassifier"})

@@ -1,0 +1,334 @@
+"""HetSNGPClassifier: tables in, probabilities and both kinds of doubt out, by scikit-learn's conventions."""
+
+from __future__ import annotations
+
+import functools
+import numbers
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+
+from hetsngp.crossfit import Fold, cross_fit_posterior
+from hetsngp.estimator.progress import Progress
+from hetsngp.estimator.table import Table, merge_copies, split
+from hetsngp.loop import EpochResult, train
+from hetsngp.model import Classifier
+from hetsngp.nn.backbones import ResidualMLP
+from hetsngp.posterior import PosteriorReport, fit_posterior
+from hetsngp.recipes import METHODS, Options, build
+from hetsngp.types import Prediction
+from hetsngp.validation import check_choice, check_positive
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils import check_random_state
+    from sklearn.utils.class_weight import compute_class_weight
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+except ImportError as error:
+    raise ImportError(
+        "HetSNGPClassifier needs scikit-learn 1.6 or later: pip install 'hetsngp[sklearn]'"
+    ) from error
+
+# Up to this many columns the network is at least as wide as the table, so that its first layer can be an
+# isometry; a wider table passes through a trained linear layer, which keeps no distances.
+WIDEST_ISOMETRY = 1024
+# Rows at a time where there is no gradient: the posterior's pass and predictions.
+EVAL_ROWS = 1024
+# The GP's weights have a natural size of one, a network's about 1/√width; Adam moves both by the same step.
+GP_LEARNING_RATE = 3.0
+
+
+class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
+    """A spectrally bounded residual MLP under any method of :func:`hetsngp.build`.
+
+    Columns are standardised. A part of the data is held out to stop training and to calibrate temperature
+    and posterior. Equal rows of one class are merged into one of their total weight, so that
+    ``sample_weight`` and repetition are the same thing. Training runs in float32, posterior and predictions
+    in float64. All randomness comes from ``random_state``.
+
+    Args:
+        method: "hetsngp", "sngp", "heteroscedastic" or "deterministic".
+        width: Of the network; a table of up to 1024 columns that has more than this gets its own width.
+        depth: Residual blocks.
+        epochs: At most so many passes over the data.
+        batch_size: Rows in a training step.
+        learning_rate: Of AdamW at the start; a cosine brings it to zero at the last epoch.
+        weight_decay: Of AdamW; the GP's weights have their prior instead.
+        patience: Stop after so many epochs without a lower held-out NLL; None: never. The weights of the best
+            epoch are kept in either case. Tables too small for that train for all epochs.
+        validation_fraction: Share of the distinct rows to hold out, classes in proportion. Where that is less
+            than 20 rows, none are: the model is not calibrated (``report_.held_out`` is 0) and trains for all
+            epochs.
+        class_weight: None, "balanced", or a dict from label to weight; multiplies ``sample_weight``.
+        device: Where to train and predict, e.g. "cuda"; None: the CPU, which is faster for small tables.
+        verbose: Show progress.
+        random_state: Seed, or a ``numpy.random.RandomState``.
+        amplitude, rank, random_features, length_scale, normalization, posterior, noise, temperature,
+            likelihood, sampler, num_samples, spectral_bound: See :class:`hetsngp.recipes.Options`.
+
+    Attributes:
+        model_: The fitted :class:`hetsngp.Classifier` (it takes standardised inputs), None for one class.
+        classes_: Labels, in the order of the columns of ``predict_proba``.
+        mean_, scale_: What columns are standardised by.
+        report_: What :func:`hetsngp.fit_posterior` did.
+        history_: An :class:`hetsngp.loop.EpochResult` for each epoch.
+        n_iter_: Epochs that were run.
+
+    >>> from sklearn.datasets import make_moons
+    >>> X, y = make_moons(300, noise=0.1, random_state=0)
+    >>> clf = HetSNGPClassifier(random_state=0).fit(X, y)
+    >>> bool(clf.score(X, y) > 0.95)
+    True
+    >>> near, far = clf.predict_uncertainty([X[0], [30.0, 30.0]]).model_uncertainty
+    >>> bool(far > 10 * near)
+    True
+    """
+
+    def __init__(
+        self,
+        method: str = "hetsngp",
+        *,
+        width: int = 128,
+        depth: int = 4,
+        epochs: int = 50,
+        batch_size: int = 64,
+        learning_rate: float = 1e-3,
+        weight_decay: float = 1e-4,
+        patience: int | None = 15,
+        validation_fraction: float = 0.1,
+        class_weight: Any = None,
+        device: Any = None,
+        verbose: bool | int = False,
+        random_state: Any = None,
+        amplitude: float = 3.0,
+        rank: int = 6,
+        random_features: int = 512,
+        length_scale: float | None = None,
+        normalization: str | None = None,
+        posterior: str = "kronecker",
+        noise: str = "low_rank",
+        temperature: float = 1.0,
+        likelihood: str = "log_mean",
+        sampler: str = "sobol",
+        num_samples: int | None = None,
+        spectral_bound: float | None = None,
+    ) -> None:
+        self.method = method
+        self.width = width
+        self.depth = depth
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.patience = patience
+        self.validation_fraction = validation_fraction
+        self.class_weight = class_weight
+        self.device = device
+        self.verbose = verbose
+        self.random_state = random_state
+        self.amplitude = amplitude
+        self.rank = rank
+        self.random_features = random_features
+        self.length_scale = length_scale
+        self.normalization = normalization
+        self.posterior = posterior
+        self.noise = noise
+        self.temperature = temperature
+        self.likelihood = likelihood
+        self.sampler = sampler
+        self.num_samples = num_samples
+        self.spectral_bound = spectral_bound
+
+    # --- fitting ----------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> HetSNGPClassifier:
+        """Train on X (n, d) with labels y (n,); an example of ``sample_weight`` 2 counts as two."""
+        options, device = self._check_parameters(), self._device()
+        X, y = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(y)
+        classes, codes = np.unique(y, return_inverse=True)
+        weight = self._weights(sample_weight, X, classes, codes)
+        # One seed each for the split, the initial weights, the order of batches and the integration points.
+        seeds = check_random_state(self.random_state).randint(np.iinfo(np.int32).max, size=4).tolist()
+        table = merge_copies(X, codes, weight)
+        pairs = split(table, self.validation_fraction, seeds[0])
+        alone = len(pairs) == 1
+        mean, scale = (pairs[0][0] if alone else table).moments()
+        table = table.standardised(mean, scale)
+        pairs = [(a.standardised(mean, scale), b.standardised(mean, scale)) for a, b in pairs]
+        model: Classifier | None = None
+        history: list[EpochResult] = []
+        report = PosteriorReport(temperature=options.temperature)
+        if len(classes) > 1:
+            make = functools.partial(self._build, len(classes), seeds[1], device)
+            with Progress(int(self.epochs), len(pairs) + 1 - alone, bool(self.verbose)) as progress:
+                fit = self._fit_and_stop if alone else self._fit_in_folds
+                model, history, report = fit(make, table, pairs, seeds[2:], progress)
+            progress.say(str(report))
+        # Only now: an interrupted fit leaves nothing half done.
+        self.classes_, self.mean_, self.scale_ = classes, mean, scale
+        self.model_, self.report_, self.history_, self.n_iter_ = model, report, history, len(history)
+        return self
+
+    def _build(self, num_classes: int, seed: int, device: torch.device) -> Classifier:
+        generator = torch.Generator().manual_seed(seed)
+        columns, width = int(self.n_features_in_), int(self.width)
+        width = max(width, columns) if columns <= WIDEST_ISOMETRY else width
+        backbone = ResidualMLP(columns, width, int(self.depth), generator=generator)
+        options = {name: getattr(self, name) for name in OPTIONS}
+        with torch.random.fork_rng(devices=[]):  # layers draw torch's initial values before they get ours
+            return build(self.method, backbone, num_classes, generator=generator, **options).to(device)
+
+    def _fit_and_stop(
+        self, make: Any, table: Table, pairs: Any, seeds: list[int], progress: Progress
+    ) -> tuple[Classifier, list[EpochResult], PosteriorReport]:
+        """One model, stopped and calibrated by one held-out part."""
+        [(training, held_out)] = pairs
+        model = make()
+        history = self._train(model, training, seeds, progress, held_out)
+        like = model.temperature
+        report = fit_posterior(model, training.batches(like, EVAL_ROWS), held_out.batches(like, EVAL_ROWS))
+        return model, history, report
+
+    def _fit_in_folds(
+        self, make: Any, table: Table, pairs: Any, seeds: list[int], progress: Progress
+    ) -> tuple[Classifier, list[EpochResult], PosteriorReport]:
+        """A model of all rows, calibrated by a model a fold; without folds, not calibrated."""
+        folds: list[Fold] = []
+        for training, held_out in pairs:
+            model = make()
+            self._train(model, training, seeds, progress)
+            like = model.temperature
+            folds.append((model, training.batches(like, EVAL_ROWS), held_out.batches(like, EVAL_ROWS)))
+        model = make()
+        history = self._train(model, table, seeds, progress)
+        loader = table.batches(model.temperature, EVAL_ROWS)
+        report = cross_fit_posterior(model, loader, folds) if folds else fit_posterior(model, loader)
+        return model, history, report
+
+    def _train(
+        self,
+        model: Classifier,
+        training: Table,
+        seeds: list[int],
+        progress: Progress,
+        held_out: Table | None = None,
+    ) -> list[EpochResult]:
+        order, points = (torch.Generator().manual_seed(seed) for seed in seeds)
+        model.dataset_size = float(training.weight.sum())
+        # Of mean one, so that a step does not depend on the unit of the weights.
+        batches = training.of_mean_weight_one().batches(model.temperature, self.batch_size, order)
+        watched = None if held_out is None else held_out.batches(model.temperature, EVAL_ROWS)
+        history = train(
+            model,
+            batches,
+            epochs=int(self.epochs),
+            lr=float(self.learning_rate),
+            weight_decay=float(self.weight_decay),
+            generator=points,
+            on_epoch=progress,
+            validation=watched,
+            patience=None if watched is None else self.patience,
+            gp_lr=GP_LEARNING_RATE,
+        )
+        if model.temperature.device.type != "mps":  # which has no float64
+            model.double()  # a row's prediction then differs by 1e-12 between batches, not by 1e-5
+        return history
+
+    def _weights(self, sample_weight: Any, X: Any, classes: Any, codes: Any) -> Any:
+        """sample_weight × class_weight: (n,)."""
+        weight = _check_sample_weight(sample_weight, X, dtype=np.float64)
+        if (weight < 0).any():
+            raise ValueError("Negative values in sample_weight: give 0 to an example that must not count")
+        if not (weight > 0).any():
+            raise ValueError("every sample_weight is zero: give some examples a positive weight")
+        if self.class_weight is None:
+            return weight
+        if isinstance(self.class_weight, str):
+            check_choice("class_weight", self.class_weight, ["balanced"])
+            totals = np.bincount(codes, weights=weight)  # by weight, as if repeated
+            present = np.count_nonzero(totals)
+            return weight * (weight.sum() / (present * np.where(totals > 0, totals, 1.0)))[codes]
+        by_class = compute_class_weight(self.class_weight, classes=classes, y=classes[codes])
+        if not (np.isfinite(by_class) & (by_class >= 0)).all():
+            raise ValueError(f"class_weight must be finite and not negative, got {self.class_weight!r}")
+        weight = weight * by_class[codes]
+        if not (weight > 0).any():
+            raise ValueError(f"class_weight={self.class_weight!r} leaves no example a positive weight")
+        return weight
+
+    def _check_parameters(self) -> Options:
+        check_choice("method", self.method, METHODS)
+        for name in ("width", "depth", "epochs", "batch_size"):
+            check_positive(name, getattr(self, name), integer=True)
+        check_positive("learning_rate", self.learning_rate)
+        if self.patience is not None:
+            check_positive("patience", self.patience, integer=True)
+        for name, most in (("weight_decay", float("inf")), ("validation_fraction", 1.0)):
+            value = getattr(self, name)
+            right_type = isinstance(value, numbers.Real) and not isinstance(value, bool)
+            if not right_type or not 0 <= value < most:
+                raise ValueError(f"{name} must be at least 0 and less than {most:g}, got {value!r}")
+        return Options(**{name: getattr(self, name) for name in OPTIONS})
+
+    def _device(self) -> torch.device:
+        try:
+            device = torch.device("cpu" if self.device is None else self.device)
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+            raise ValueError(f"device {self.device!r} cannot be used here: {error}") from error
+        return device
+
+    # --- predicting -------------------------------------------------------------------------------------
+
+    def predict_uncertainty(self, X: Any, batch_size: int = EVAL_ROWS) -> Prediction:
+        """Probabilities and both kinds of doubt as NumPy arrays; rows are taken ``batch_size`` at a time.
+
+        ``labels`` are numbers of classes: ``clf.classes_[prediction.labels]`` are the labels.
+        """
+        X = self._check_rows(X, batch_size)
+        if self.model_ is None:
+            return _certain(len(X))
+        parts = [self.model_.predict(x) for x in self._parts(X, batch_size)]
+        return Prediction.cat(parts).numpy()
+
+    def predict_proba(self, X: Any) -> Any:
+        """Probabilities (n, K) of the labels in ``classes_``: those of :meth:`predict_uncertainty`."""
+        X = self._check_rows(X)
+        if self.model_ is None:
+            return _certain(len(X)).probs
+        parts = [self.model_.predict_probs(x) for x in self._parts(X)]
+        return torch.cat(parts).cpu().numpy()
+
+    def _check_rows(self, X: Any, batch_size: int = EVAL_ROWS) -> Any:
+        check_is_fitted(self, "classes_")  # n_features_in_ is there before the fit succeeds
+        check_positive("batch_size", batch_size, integer=True)
+        return validate_data(self, X, dtype=np.float64, reset=False)
+
+    def _parts(self, X: Any, batch_size: int = EVAL_ROWS) -> Iterator[torch.Tensor]:
+        """Standardised rows, some at a time."""
+        assert self.model_ is not None
+        like = self.model_.temperature
+        for start in range(0, len(X), batch_size):
+            x = (X[start : start + batch_size] - self.mean_) / self.scale_
+            yield torch.as_tensor(x).to(like.dtype).to(like.device)
+
+    def predict(self, X: Any) -> Any:
+        """The most probable label of each row: (n,)."""
+        probs = self.predict_proba(X)
+        return self.classes_[probs.argmax(1)]
+
+
+# The parameters that are handed on to ``build``.
+OPTIONS = tuple(f.name for f in fields(Options) if f.name in HetSNGPClassifier._get_param_names())
+
+
+def _certain(rows: int) -> Prediction:
+    """Of a model that has met a single class: no doubt of any kind."""
+    values = {f.name: np.zeros(rows) for f in fields(Prediction)}
+    values |= {"probs": np.ones((rows, 1)), "clean_probs": np.ones((rows, 1))}
+    return Prediction(**values | {"num_points": np.zeros(rows, dtype=np.int64)})
