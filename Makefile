@@ -27,8 +27,8 @@ $(STAMP): pyproject.toml constraints.txt tools/torchvision_hook.py
 	$(BIN)/python tools/torchvision_hook.py
 	@touch '$@'
 
-demo: $(STAMP) ## two moons: train, predict, draw both kinds of doubt into out/demo
-	$(BIN)/python experiments/synthetic/two_moons.py --out out/demo
+demo: $(STAMP) ## the paper's synthetic figures: train, measure, draw both kinds of doubt into out/demo
+	$(BIN)/hetsngp demo --out out/demo
 
 # Two workers with one thread each: torch's own threads would only fight over the same cores.
 test: lint ## lint, then every test and doctest

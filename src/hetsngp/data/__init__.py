@@ -1,0 +1,1 @@
+"""Data sets. ``synthetic`` needs torch only."""
