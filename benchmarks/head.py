@@ -54,8 +54,8 @@ NOISE: dict[str, tuple[float, float] | None] = {
     "wide": (4.0, 4.0),
 }
 POINTS = (64, 128, 256, 512, 1024, 2048)
-REFERENCE = 2**17
-ROWS_OF_REFERENCE = 16
+REFERENCE = 2**16
+ROWS_OF_REFERENCE = 8
 
 
 class Identity(nn.Module):
@@ -194,7 +194,7 @@ def gradient_errors(model: hetsngp.Classifier, x: Tensor, y: Tensor) -> dict[str
         return gradient(nll.mean() + penalty / model.dataset_size)
 
     # The mean of many textbook gradients: independent of our points.
-    many = [gradient(textbook_loss(model, x, y, samples=2000)) for _ in range(48)]
+    many = [gradient(textbook_loss(model, x, y, samples=2000)) for _ in range(24)]
     truth = {name: torch.stack([g[name] for g in many]).double().mean(0) for name in groups}
     # Var of that mean is left out of every error below, alike for both heads.
     spare = {

@@ -134,7 +134,8 @@ def unseen_digits(model: str, task: str, flipped: bool, fold: int, seed: int) ->
 
 
 def mean_and_error(values: list[float]) -> tuple[float, float]:
-    return float(np.mean(values)), float(np.std(values, ddof=1) / math.sqrt(len(values)))
+    spread = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+    return float(np.mean(values)), spread / math.sqrt(len(values))
 
 
 def summarise(runs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:

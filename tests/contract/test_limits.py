@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.contract import toy
+from tests.reference import oracles
 from torch import Tensor
 
 import hetsngp
@@ -79,20 +80,24 @@ def _monte_carlo(mean: Tensor, var: Tensor, factor: Tensor, draws: int = 20_000)
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("posterior", [*KINDS, "none"])
 def test_zero_gp_variance_is_heteroscedastic_noise_on_the_same_mean(posterior: str, classes: int) -> None:
-    x = toy.blobs(classes)[0][:8]
-    model = toy.trained("hetsngp", classes, flip=0.4, posterior=posterior)
+    train, y = toy.blobs(classes, flip=0.4)
+    train, x = train.double(), train[:8].double()
+    model = toy.trained("hetsngp", classes, flip=0.4, posterior=posterior).double()
+    hetsngp.fit_posterior(model, toy.loader(train, y))
     with torch.no_grad():
         model.head.noise.factor.bias.add_(1.0)  # noise wide enough to matter
     model.head.latent.posterior.scale.fill_(0.0)
-    # The oracle from parts: Φβ from the latent, d² and V from the noise head, nothing of the posterior.
+    # The oracle from parts: Φβ from the latent, d² and V from the noise head, and of the posterior only how
+    # familiar the inputs are.
     with torch.no_grad():
-        h = model.backbone(x)
-        mean = model.head.latent.features(h) @ model.head.latent.beta
+        latent, h = model.head.latent, model.backbone(x)
+        mean = latent.features(h) @ latent.beta
         var, factor = model.head.noise(h)
-        v = factor.dense()
+        known = _familiarity(model, train, x, posterior)
+        var, v = var * known[:, None], factor.dense() * known[:, None, None].sqrt()
     u = model.utility(x)
     assert torch.equal(u.mean, mean)
-    torch.testing.assert_close(u.covariance(), torch.diag_embed(var) + v @ v.mT)
+    torch.testing.assert_close(u.covariance(), torch.diag_embed(var) + v @ v.mT, rtol=1e-6, atol=1e-8)
     p = model.predict(x)
     expected, error = _monte_carlo(mean, var, v)
     assert (p.probs.double() - expected).abs().le(4 * error + hetsngp.functional.link.TARGET_ERROR).all()
@@ -100,9 +105,23 @@ def test_zero_gp_variance_is_heteroscedastic_noise_on_the_same_mean(posterior: s
     assert (p.model_uncertainty == 0).all()
     assert (p.latent_variance == 0).all()
     torch.testing.assert_close(p.clean_probs, torch.softmax(mean, -1), rtol=0, atol=1e-6)
-    mode = toy.build("hetsngp", classes, posterior="none")
+    mode = toy.build("hetsngp", classes, posterior="none").double()
     mode.load_state_dict(model.state_dict(), strict=False)
-    torch.testing.assert_close(mode.predict(x).probs, p.probs, rtol=0, atol=1e-5)
+    full = mode.utility(x).covariance()
+    torch.testing.assert_close(known[:, None, None] * full, u.covariance(), rtol=1e-6, atol=1e-8)
+
+
+def _familiarity(model: Any, train: Tensor, x: Tensor, posterior: str) -> Tensor:
+    """Of x (B, D), by the dense GP: unit noise; under Eq. (5) the noise 1/(p(1 − p)) of the class that has
+    learned most; one where there is no posterior."""
+    if posterior == "none":
+        return torch.ones(len(x)).double()
+    latent = model.head.latent
+    phi, query = (latent.features(model.backbone(part)) for part in (train, x))
+    p = torch.softmax(phi @ latent.beta, -1)
+    noises = (1 / (p * (1 - p))).mT if posterior == "exact" else torch.ones(1, len(train)).double()
+    each = [oracles.familiarity(phi.numpy(), query.numpy(), noise.numpy()) for noise in noises]
+    return torch.tensor(each).amax(0)
 
 
 def _far(distance: float = 100.0, rows: int = 24) -> Tensor:

@@ -62,6 +62,13 @@ def data_uncertainty(mean: np.ndarray, latent: np.ndarray, noise: np.ndarray, **
     return total
 
 
+def familiarity(train: np.ndarray, query: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    """k*ᵀ(K + diag(noise))⁻¹k*/k**, the share of the prior variance that observing ``train`` takes away: the
+    dual form, from features (N, m) and (B, m), with a noise variance for each of the N."""
+    gram, cross = train @ train.T + np.diag(noise), query @ train.T
+    return (cross * np.linalg.solve(gram, cross.T).T).sum(1) / (query**2).sum(1)
+
+
 def monte_carlo_softmax(
     mean: np.ndarray, std: np.ndarray, factor: np.ndarray, samples: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:

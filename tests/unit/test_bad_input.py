@@ -174,7 +174,7 @@ def test_a_loader_without_labels() -> None:
     for batches, got in (
         ([x], "Tensor"),
         (DataLoader(TensorDataset(x)), "1 values"),
-        ([(x, y, y)], "3 values"),
+        ([(x, y, torch.ones(len(x)), y)], "4 values"),
     ):
         for call in (
             lambda batches=batches: hetsngp.fit_posterior(model, batches),

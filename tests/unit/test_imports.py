@@ -21,7 +21,7 @@ LAYERS: list[set[str]] = [
     {"functional"},
     {"nn"},
     {"model"},
-    {"recipes", "conversion", "calibration", "posterior", "loop"},
+    {"recipes", "conversion", "calibration", "posterior", "crossfit", "loop"},
     {"artifact", "estimator"},
     {"data", "training", "evaluation", "metrics"},
     {"cli", "__main__"},

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hetsngp.functional.control import TaylorControl
 from hetsngp.functional.link import sigmoid_log_probs, softmax_log_probs, softmax_probs
-from hetsngp.functional.points import SCRAMBLES, Points, _normal_from_uniform
+from hetsngp.functional.points import LATIN_SCRAMBLES, SCRAMBLES, Points, _normal_from_uniform
 from hetsngp.functional.streaming import StreamedLogSoftmax, pack, random_signs
 from hetsngp.types import Factor, FactorSum, UtilityNormal
 
@@ -191,6 +191,64 @@ def test_points_are_stratified_in_every_coordinate(rank: int, diagonal: int) -> 
     count = 20 if diagonal < 100 else 20 * 64  # a shift moves all points of a net together
     assert (place.mean((0, 1)) - 0.5).abs().max() < 5 * math.sqrt(1 / 12 / count)
     assert place.std((0, 1)).min() > 0.1
+
+
+def latin(seed: int, count: int = 16, *, start: int = 0, replicate: int = 0, columns: int = 140) -> Tensor:
+    """Uniform points of the Latin hypercube: (count, columns)."""
+    like = torch.zeros((), dtype=torch.float64)
+    block = Points("sobol", 0, columns, seed).block(start, count, like=like, replicate=replicate)
+    return torch.special.ndtr(block[1])
+
+
+def test_the_latin_hypercube_has_one_point_in_each_stratum_whatever_its_size() -> None:
+    """Up to the 4,096 points at once that the nested rule takes; numbers that are no power of two too."""
+    for count in (1, 2, 7, 100, 256, 4096):
+        strata = (count * latin(1, count, columns=129)).floor().long()
+        assert torch.equal(strata.sort(0)[0], torch.arange(count)[:, None].expand(count, 129))
+
+
+def test_each_point_of_the_latin_hypercube_is_uniform_over_seeds() -> None:
+    """Also over those that share their permutations: every point lands in every stratum equally often."""
+    count, seeds = 8, range(0, 4 * 1500, LATIN_SCRAMBLES)
+    draws = torch.stack([latin(seed, count) for seed in seeds])  # (1500, 8, 140)
+    strata = torch.nn.functional.one_hot((count * draws).long(), count).sum(0).double()  # of each point
+    expected = len(seeds) / count
+    chi_square = ((strata - expected).square() / expected).sum(-1)  # count − 1 degrees of freedom
+    degrees = (count - 1) * chi_square.numel()
+    # The points of a column share its rotation and so their χ²: √count times the spread.
+    assert abs(float(chi_square.sum()) - degrees) < 4 * math.sqrt(2 * degrees) * math.sqrt(count)
+    assert chi_square.max() < 45  # P(χ²₇ > 45) = 1.4e-7, of 1,120
+    place = (count * draws).frac()
+    assert abs(float(place.mean()) - 0.5) < 4 * math.sqrt(1 / 12 / place.numel())
+
+
+def test_the_latin_hypercube_has_no_interactions_on_average() -> None:
+    """E (x_i − ½)(x_j − ½) = 0 over seeds, though four sets of permutations serve for all of them; and so for
+    two replicates that share one, or their spread would tell nothing about the error."""
+    seeds, pairs = 400, 70
+    products = []
+    for replicate in (0, LATIN_SCRAMBLES):
+        draws = torch.stack([latin(LATIN_SCRAMBLES * s, replicate=replicate) - 0.5 for s in range(seeds)])
+        products.append((draws[..., :pairs] * draws[..., pairs:]).mean(1))  # (400, 70) of disjoint pairs
+    together = products[0] * products[1]
+    for sample in (*products, together):
+        z = sample.mean(0) / (sample.std(0) / math.sqrt(seeds))
+        assert z.abs().max() < 4.5
+        assert z.square().mean() < 1 + 4 * math.sqrt(2 / pairs)
+    plain = 1 / 144 / 16  # variance of the mean of 16 independent products
+    assert products[0].var(0).mean() == pytest.approx(plain, rel=0.2)
+
+
+def test_no_two_latin_hypercubes_are_alike() -> None:
+    """Seeds, replicates and blocks that share their permutations differ by their shifts."""
+    step = LATIN_SCRAMBLES
+    blocks = [latin(seed) for seed in (0, 1, step, 2 * step)]
+    blocks += [latin(0, replicate=r) for r in (1, step, 2 * step)]
+    blocks += [latin(0, start=16 * i) for i in (1, step, 2 * step)]
+    assert torch.equal(latin(0), blocks[0])
+    for one, other in itertools.combinations([(16 * b).floor() for b in blocks], 2):
+        agree = (one == other).double().mean(0)  # of each column: one in sixteen by chance
+        assert agree.mean() < 0.2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -108,7 +108,7 @@ def test_an_interrupted_fit_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> 
         model.head.latent.posterior.scale.fill_(0.123)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hetsngp.posterior.largest_good_scale", interrupted)
+    monkeypatch.setattr("hetsngp.calibration.largest_good_scale", interrupted)
     with pytest.raises(KeyboardInterrupt):
         hetsngp.fit_posterior(model, [(2 * x, y)], calibration=[(x.clone(), y)])
     after = model.state_dict()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import integrate, special
 
+from hetsngp.functional import quadrature
 from hetsngp.functional.quadrature import expected_log_sigmoid, log_expected_sigmoid, normal_nodes
 
 # −140 lies between −s² and −s²/2 for s = 12: there only the tilted rule is accurate.
@@ -57,6 +58,52 @@ def test_probabilities_never_exceed_one() -> None:
         no = log_expected_sigmoid(-mean, torch.full_like(mean, s * s))
         assert yes.max() <= 0
         assert torch.allclose(yes.exp() + no.exp(), torch.ones_like(mean), atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("fn", [log_expected_sigmoid, expected_log_sigmoid])
+def test_pieces_equal_the_whole(fn, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a piece holds: narrow or wide elements only, or both; one row broadcast against many."""
+    g = torch.Generator().manual_seed(0)
+    mean = (5 * torch.randn(6, 7, generator=g, dtype=dtype)).requires_grad_()
+    std = torch.tensor([0.0, 0.3, 1.4, 1.6, 9.0, 2.0], dtype=dtype)[:, None] * torch.ones(7, dtype=dtype)
+    var = std.square().requires_grad_()
+    cotangent = torch.randn(6, 7, generator=g, dtype=dtype)
+    small = var.detach()[2:4, :1].clone().requires_grad_()
+    results = []
+    for elements in (10**6, 7, 5, 1):
+        monkeypatch.setattr(quadrature, "PIECE", 128 * elements)
+        out = fn(mean, var)
+        broadcast = fn(mean[:2], small)
+        grads = torch.autograd.grad(
+            (out * cotangent).sum() + (broadcast * cotangent[:2]).sum(), (mean, var, small)
+        )
+        results.append((out, broadcast, *grads))
+    assert results[0][0].shape == (6, 7)
+    tolerance = 1e-13 if dtype == torch.float64 else 1e-6
+    for pieces in results[1:]:
+        for got, want in zip(pieces, results[0], strict=True):
+            torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+    row = [float(fn(m, v)) for m, v in zip(mean[3].detach(), var[3].detach(), strict=True)]  # one by one
+    torch.testing.assert_close(
+        results[0][0][3].detach(), torch.tensor(row, dtype=dtype), rtol=0, atol=tolerance
+    )
+
+
+def test_no_more_than_a_piece_is_worked_on_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes × elements of a large tensor would take a hundred times its memory."""
+    sizes = []
+    piece = quadrature._piece
+
+    def watched(m: torch.Tensor, s: torch.Tensor, kind: str):
+        sizes.append(m.numel())
+        return piece(m, s, kind)
+
+    monkeypatch.setattr(quadrature, "_piece", watched)
+    mean = torch.zeros(5, quadrature.PIECE // 128)
+    log_expected_sigmoid(mean, torch.ones_like(mean))
+    assert sum(sizes) == mean.numel()
+    assert max(sizes) <= quadrature.PIECE // 128
 
 
 def test_normal_nodes_integrate_polynomials() -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from tests.reference import oracles
 
-from hetsngp.functional.link import softmax_probs
+from hetsngp.functional import uncertainty
+from hetsngp.functional.link import CONTRAST_CLASSES, softmax_probs
 from hetsngp.functional.uncertainty import (
     binary_entropy,
     entropy,
@@ -92,6 +93,40 @@ def test_very_many_classes_far_from_the_data_pass_the_ceiling_of_the_nested_rule
     draws = np.random.default_rng(0).normal(scale=10, size=(4000, 1000))
     data = float(oracles.entropy(oracles.softmax(draws)).mean())
     assert float(model_uncertainty(f, None, probs)) == pytest.approx(math.log(1000) - data, abs=0.15)
+
+
+def mutual_information(f: np.ndarray, shift: np.ndarray, probs: np.ndarray) -> float:
+    """Of one row, by loops: H(mean p) − mean H(p), and towards H(probs) − mean H(p) as it nears log M."""
+    total, given = np.zeros(f.shape[1]), 0.0
+    for each in f:
+        p = sum(oracles.softmax(each + s) for s in shift) / len(shift)
+        total, given = total + p / len(f), given + float(oracles.entropy(p)) / len(f)
+    nested = max(float(oracles.entropy(total)) - given, 0.0)
+    near = min(max(2 * nested / math.log(len(f)) - 1, 0.0), 1.0)
+    return (1 - near) * nested + near * (float(oracles.entropy(probs)) - given)
+
+
+@pytest.mark.parametrize("classes", [3, CONTRAST_CLASSES, CONTRAST_CLASSES + 1])
+@pytest.mark.parametrize("chunk", [1, 500, 2**20])
+@pytest.mark.parametrize("width", [1.0, 20.0])
+def test_the_nested_rule_by_loops(
+    classes: int, chunk: int, width: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Classes first or last, in any pieces. Wide: at the ceiling log 9, where ``probs`` takes over."""
+    monkeypatch.setattr(uncertainty, "CHUNK", chunk)
+    rng = np.random.default_rng(0)
+    f = width * rng.normal(size=(4, 9, classes))
+    shift, probs = rng.normal(size=(4, 5, classes)), rng.dirichlet(np.ones(classes), 4)
+    got = uncertainty._mutual_information(*(torch.tensor(t) for t in (f, shift, probs)))
+    want = [mutual_information(*row) for row in zip(f, shift, probs, strict=True)]
+    assert got.tolist() == pytest.approx(want, abs=1e-12)
+    alone = uncertainty._mutual_information(*(torch.tensor(t[2:3]) for t in (f, shift, probs)))
+    assert float(alone[0]) == pytest.approx(want[2], abs=1e-12)
+    # And a shift of zero stands for no noise, one for all rows.
+    none = np.zeros((4, 1, classes))
+    got = uncertainty._mutual_information(*(torch.tensor(t) for t in (f, none, probs)))
+    want = [mutual_information(*row) for row in zip(f, none, probs, strict=True)]
+    assert got.tolist() == pytest.approx(want, abs=1e-12)
 
 
 def test_sigmoid_split_against_a_grid() -> None:

@@ -1,0 +1,157 @@
+"""The command line: what it takes, what it refuses and how it says so."""
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import hetsngp
+from hetsngp import cli
+from hetsngp.data.synthetic import Points, SyntheticTask, make_task
+from hetsngp.evaluation import synthetic
+from hetsngp.evaluation.synthetic import RECIPES, Recipe
+
+SRC = Path(__file__).parents[2] / "src"
+
+
+def invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(cli.make_app(), list(arguments))
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    def task(name: str, seed: int, label_noise: float = 0.0) -> SyntheticTask:
+        whole = make_task(name, seed, label_noise)
+        test = Points(whole.test.x[::20], whole.test.y[::20], whole.test.clean[::20])
+        return dataclasses.replace(whole, test=test, ood_directions=whole.ood_directions[:, :2])
+
+    monkeypatch.setattr(synthetic, "make_task", task)
+    monkeypatch.setattr(synthetic, "GRID", 8)
+    for name in RECIPES:
+        monkeypatch.setitem(RECIPES, name, Recipe(width=8, depth=1, epochs=3, random_features=16))
+
+
+@pytest.mark.usefixtures("small")
+def test_demo_trains_what_was_asked_for(tmp_path: Path) -> None:
+    arguments = ["demo", "--tasks", "two_moons", "--methods", "sngp, deterministic", "--jobs", "1"]
+    result = invoke(
+        *arguments, "--seed", "2", "--label-noise", "0.2", "--epochs", "1", "--out", str(tmp_path)
+    )
+    assert result.exit_code == 0, result.output
+    assert "20 % of labels flipped in two moons" in result.output
+    results = json.loads((tmp_path / "results.json").read_text())
+    settings = [run["settings"] for run in results["runs"]]
+    assert [s["method"] for s in settings] == ["sngp", "deterministic"]
+    assert {(s["task"], s["seed"], s["label_noise"]) for s in settings} == {("two_moons", 2, 0.2)}
+    assert {s["recipe"]["epochs"] for s in settings} == {1}
+    again = invoke(*arguments, "--seed", "2", "--label-noise", "0.2", "--epochs", "1", "--out", str(tmp_path))
+    assert "2 of 2 runs" in again.output
+    assert "skipped" in again.output
+
+
+def test_version_and_help() -> None:
+    assert invoke("--version").output.strip() == f"hetsngp {hetsngp.__version__}"
+    text = invoke("demo", "--help").output
+    for option in ("methods", "tasks", "seeds", "seed", "out", "label-noise", "jobs", "epochs"):
+        assert f"--{option}" in text
+    assert "demo" in invoke("--help").output  # a subcommand though it is the only one
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--methods", "hetsnpg"], "did you mean 'hetsngp'?"),
+        (["--methods", ","], "name at least one"),
+        (["--tasks", "three_moons"], "did you mean 'two_moons'?"),
+        (["--seeds", "0"], "--seeds"),
+        (["--jobs", "0"], "--jobs"),
+        (["--epochs", "0"], "--epochs"),
+        (["--label-noise", "0.5"], "below 0.5"),
+        (["--label-noise", "0.2", "--tasks", "noisy_circles"], "noise of its own"),
+        (["--out", __file__], "--out"),
+        (["--out", f"{__file__}/deeper"], "cannot make the folder"),
+    ],
+)
+def test_bad_input_is_named_and_exits_with_2(arguments: list[str], message: str) -> None:
+    result = invoke("demo", *arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+
+
+def test_all_means_every_method() -> None:
+    assert cli._chosen("method", "all", ("a", "b")) == ("a", "b")
+    assert cli._chosen("method", "b,a,b", ("a", "b")) == ("b", "a")
+
+
+@pytest.mark.parametrize("name", cli.NEEDS)
+def test_a_missing_package_names_the_extra(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n, *rest: None if n == name else find(n, *rest))
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 1
+    assert capsys.readouterr().err == f"the command line needs {name}: pip install 'hetsngp[cli]'\n"
+
+
+def test_the_cli_imports_without_its_packages(tmp_path: Path) -> None:
+    """Else the message about them could not be given."""
+    hide = f"import sys; sys.modules.update(dict.fromkeys({cli.NEEDS!r})); "
+    code = hide + "import hetsngp.cli, hetsngp.evaluation.demo"
+    env = {**os.environ, "PYTHONPATH": str(SRC)}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, check=True)
+
+
+def test_python_m_hetsngp_and_its_processes_stop_when_told(tmp_path: Path) -> None:
+    """Ctrl-C with two workers: an exit code of 130, what to do next, and nobody left behind."""
+    env = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
+    arguments = ["demo", "--jobs", "2", "--tasks", "two_moons", "--epochs", "100000", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "hetsngp", *arguments]
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(command, cwd=tmp_path, env=env, start_new_session=True, **pipe)  # type: ignore[call-overload]
+    try:
+        wait_until(lambda: len(group(process.pid)) >= 4)  # parent, tracker, two workers
+        time.sleep(1)
+        assert process.poll() is None
+        os.killpg(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 130, output
+        assert "the same command goes on" in " ".join(output.split())
+        assert "Traceback" not in output
+        wait_until(lambda: not group(process.pid))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def group(leader: int) -> list[int]:
+    """Processes of the group, as /proc has them."""
+    members = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[2]) == leader and fields[0] != "Z":
+            members.append(int(stat.parent.name))
+    return members

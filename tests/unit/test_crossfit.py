@@ -1,0 +1,224 @@
+"""Calibration by folds: one fold is fit_posterior; pooled, each choice is recomputed by other means."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.contract import toy
+from torch import Tensor
+
+import hetsngp
+from hetsngp.crossfit import cross_fit_posterior
+from hetsngp.recipes import METHODS
+
+GP = ("sngp", "hetsngp")
+KINDS = ("kronecker", "exact", "shared", "momentum")
+ALL = toy.blobs(3, 30, flip=0.3)
+
+
+def data(**options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    x, y = ALL
+    weight = 0.5 + torch.rand(len(x), generator=torch.Generator().manual_seed(5))
+    return x.double(), toy.labels_for(y, 3, options), weight.double()
+
+
+def model_of(method: str, steps: int = 0, **options: Any) -> Any:
+    """As trained on one part of the data, and a bit more on all: the folds' models differ."""
+    model = toy.trained(method, 3, fit=False, flip=0.3, **options)
+    x, y, _ = data(**options)
+    toy.descend(model.train(), x.float(), y, steps)
+    return model.double().eval()
+
+
+def part(fold: slice, *, weighted: bool = True, **options: Any) -> list[tuple[Tensor, ...]]:
+    rows = [t[fold] for t in data(**options)]
+    return list(zip(*(t.split(7) for t in (rows if weighted else rows[:2])), strict=True))
+
+
+A, B = slice(0, 30), slice(30, 90)
+
+
+# --- one fold -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        *((method, {}) for method in METHODS),
+        *(("hetsngp", {"posterior": kind}) for kind in KINDS[1:]),
+        *((method, {"link": "sigmoid"}) for method in METHODS),
+    ],
+    ids=str,
+)
+def test_one_fold_of_the_model_itself_is_fit_posterior(
+    method: str, options: dict[str, Any], weighted: bool
+) -> None:
+    one, two = model_of(method, **options), model_of(method, **options)
+    two.temperature = 1.0
+    train, held_out = (part(rows, weighted=weighted, **options) for rows in (B, A))
+    expected = hetsngp.fit_posterior(one, train, held_out)
+    report = cross_fit_posterior(two, train, [(copy.deepcopy(two), train, held_out)])
+    assert report == expected
+    assert toy.same_bits(two.predict(data()[0]), one.predict(data()[0]))
+    assert two.calibration == one.calibration
+    assert report.temperature != 1.0
+    assert (report.posterior != "none") == (method in GP)
+
+
+# --- several --------------------------------------------------------------------------------------------
+
+
+def crossed(method: str, **options: Any) -> tuple[Any, list[Any], Any]:
+    """(model, models of the folds, report); the folds have 30 and 60 examples of different weights."""
+    model = model_of(method, 4, **options)
+    folds = [model_of(method, steps, **options) for steps in (0, 12)]
+    with torch.no_grad():  # one surer of itself than the other
+        for parameter in folds[1].head.latent.parameters():
+            parameter.mul_(2.0)
+    report = cross_fit_posterior(
+        model,
+        part(slice(None), **options),
+        [
+            (folds[0], part(B, **options), part(A, **options)),
+            (folds[1], part(A, **options), part(B, **options)),
+        ],
+    )
+    return model, folds, report
+
+
+@torch.no_grad()
+def pooled_logits(folds: list[Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every example under the model that has not seen it, with labels and weights."""
+    x, y, weight = data()
+    out = []
+    for model, rows in zip(folds, (A, B), strict=True):
+        h, latent = model.backbone(x[rows]), model.head.latent
+        out.append(latent.features(h) @ latent.beta if hasattr(latent, "beta") else latent.linear(h))
+    return torch.cat(out), y, weight
+
+
+@pytest.mark.parametrize("method", ["deterministic", "sngp"])
+def test_the_temperature_is_that_of_the_pooled_objective(method: str) -> None:
+    model, folds, report = crossed(method)
+    f, y, weight = pooled_logits(folds)
+    witnesses = float(weight.sum() ** 2 / (weight**2).sum())
+
+    def nll(t: float, rows: slice = slice(None)) -> Tensor:
+        each = F.cross_entropy(f[rows] / t, y[rows], reduction="none")
+        return (each @ weight[rows]) / weight[rows].sum()
+
+    def objective(t: float, rows: slice = slice(None)) -> float:
+        return float(nll(t, rows)) + 2 * math.log(t) ** 2 / witnesses
+
+    grid = [10 ** (i / 1000) for i in range(-1000, 1001)]
+    best = min(grid, key=objective)
+    assert report.temperature == pytest.approx(best, rel=0.01)
+    alone = [min(grid, key=lambda t, rows=rows: objective(t, rows)) for rows in (A, B)]
+    assert all(abs(math.log(best / t)) > 0.02 for t in alone)  # neither fold decides by itself
+    assert {float(m.temperature) for m in (model, *folds)} == {report.temperature}
+    assert report.nll_before == pytest.approx(float(nll(1.0)), rel=1e-9)
+    assert report.nll_mode == pytest.approx(float(nll(report.temperature)), rel=1e-9)
+    assert report.held_out == pytest.approx(float(weight.sum()))
+
+
+@pytest.mark.parametrize("link", ["softmax", "sigmoid"])
+def test_lambda_is_the_mean_over_all_examples(link: str) -> None:
+    model, folds, report = crossed("sngp", link=link)
+    f, _, weight = pooled_logits(folds)
+    t = report.temperature
+    share = weight / weight.sum()
+    if link == "sigmoid":
+        p = torch.sigmoid(f / t)
+        torch.testing.assert_close(model.head.latent.posterior.gamma, share @ (p * (1 - p)) / t**2)
+        return
+    p = torch.softmax(f / t, -1)
+    want = sum(s * (torch.diag(q) - torch.outer(q, q)) for s, q in zip(share, p, strict=True)) / t**2
+    posterior = model.head.latent.posterior
+    got = posterior.basis @ torch.diag(posterior.gamma) @ posterior.basis.mT
+    torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-10)
+    for fold in folds:  # the scale is chosen for posteriors that are made as the last one is
+        torch.testing.assert_close(fold.head.latent.posterior.gamma, posterior.gamma)
+    by_fold = [
+        sum(s * (torch.diag(q) - torch.outer(q, q)) for s, q in zip(share[rows], p[rows], strict=True))
+        / share[rows].sum()
+        / t**2
+        for rows in (A, B)
+    ]
+    assert (sum(by_fold) / 2 - want).abs().max() > 1e-4  # by weight, not fold by fold
+
+
+@pytest.mark.parametrize("posterior", KINDS)
+def test_the_posterior_is_of_all_the_data_at_the_chosen_temperature(posterior: str) -> None:
+    """As fit_posterior gives it for the same temperature, but for Λ and the scale."""
+    model, _, report = crossed("sngp", posterior=posterior)
+    weight = data()[2]
+    assert report.count == pytest.approx(float(weight.sum()))
+    assert report.posterior == posterior
+    twin = model_of("sngp", 4, posterior=posterior)
+    twin.temperature = report.temperature
+    hetsngp.fit_posterior(twin, part(slice(None)))
+    if posterior == "kronecker":
+        twin.head.latent.posterior.gamma = model.head.latent.posterior.gamma
+        twin.head.latent.posterior.basis = model.head.latent.posterior.basis
+    twin.head.latent.posterior.scale.fill_(report.scale)
+    h = model.backbone(data()[0])
+    torch.testing.assert_close(model.latent(h).covariance(), twin.latent(h).covariance())
+
+
+@pytest.mark.parametrize("method", GP)
+def test_the_scale_is_chosen_on_the_pool(method: str) -> None:
+    """The NLL of each scale by plain draws, each example under the posterior that has not seen it."""
+    _, folds, report = crossed(method)
+    x, y, weight = data()
+    each = []
+    for scale, _ in report.scale_grid:
+        pieces = []
+        for model, rows in zip(folds, (A, B), strict=True):
+            model.head.latent.posterior.scale.fill_(scale)
+            u = model.utility(x[rows])
+            root = torch.linalg.cholesky(u.covariance() + 1e-12 * torch.eye(3))
+            eps = torch.randn(10_000, len(x[rows]), 3, generator=torch.Generator().manual_seed(0)).double()
+            draws = u.mean + torch.einsum("bkl,sbl->sbk", root, eps)
+            p = torch.softmax(draws / report.temperature, -1).mean(0)
+            pieces.append(-p.gather(1, y[rows, None]).squeeze(1).log())
+        each.append(torch.cat(pieces))
+    share = weight / weight.sum()
+    means = [float(share @ e) for e in each]
+    assert [v for _, v in report.scale_grid] == pytest.approx(means, abs=0.01)
+    best = each[means.index(min(means))]
+    witnesses = 1 / float((share**2).sum())
+    allowed = []
+    for e in each:
+        spread = share @ (e - best - share @ (e - best)).square()
+        allowed.append(max(math.sqrt(float(spread) / (witnesses - 1)), 0.01))
+    values = [v for _, v in report.scale_grid]
+    chosen = max(i for i, v in enumerate(values) if v <= min(values) + allowed[i])
+    assert report.scale == report.scale_grid[chosen][0]
+    assert report.allowance == pytest.approx(allowed[chosen], rel=0.1)
+    assert report.nll == values[chosen]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_earlier_calibrations_leave_no_trace_and_modes_stay(method: str) -> None:
+    model, folds, report = crossed(method)
+    before = model.predict(ALL[0].double())
+    model.train()
+    again = cross_fit_posterior(
+        model, part(slice(None)), [(folds[0], part(B), part(A)), (folds[1], part(A), part(B))]
+    )
+    assert again == report
+    assert model.training
+    assert toy.same_bits(model.predict(ALL[0].double()), before)
+    assert model.calibration["temperature"] == report.temperature
+
+
+def test_held_out_rows_that_were_trained_on_are_noticed() -> None:
+    model = model_of("sngp")
+    with pytest.warns(UserWarning, match="100% of the calibration examples are also in the training data"):
+        cross_fit_posterior(model, part(B), [(copy.deepcopy(model), part(B), part(B))])

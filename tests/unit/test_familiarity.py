@@ -1,0 +1,204 @@
+"""The noise is kept where the data are and vanishes far from them, as a dense GP in float64 says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.contract import toy
+from tests.reference import oracles
+from torch import Tensor
+
+import hetsngp
+from hetsngp.nn.posteriors import POSTERIOR_TYPES
+from hetsngp.types import Factor
+
+UNIT_NOISE = ("kronecker", "shared", "momentum")
+KINDS = (*UNIT_NOISE, "exact")
+
+
+def data(classes: int = 3, per_class: int = 12, **options: Any) -> tuple[Tensor, Tensor]:
+    x, y = toy.blobs(classes, per_class, flip=0.3)
+    return x.double(), toy.labels_for(y, classes, options)
+
+
+def fitted(posterior: str, method: str = "hetsngp", **options: Any) -> Any:
+    model = toy.trained(method, 3, fit=False, flip=0.3, posterior=posterior, **options).double()
+    hetsngp.fit_posterior(model, toy.loader(*data(**options)))
+    return model
+
+
+def queries() -> Tensor:
+    """On the data, between them, away and far away."""
+    x = data()[0]
+    return torch.cat([x[:6], 0.5 * x[:4], 3 * x[:4], 50 * x[:4]])
+
+
+@torch.no_grad()
+def features(model: Any, x: Tensor) -> Any:
+    return model.head.latent.features(model.backbone(x)).numpy()
+
+
+@torch.no_grad()
+def familiarity(model: Any, x: Tensor) -> Tensor:
+    return model.head.latent.familiarity(model.backbone(x))
+
+
+# --- the number -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("link", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("posterior", UNIT_NOISE)
+def test_it_is_that_of_a_dense_gp_with_unit_noise(posterior: str, link: str) -> None:
+    model = fitted(posterior, link=link)
+    train, query = features(model, data()[0]), features(model, queries())
+    want = torch.tensor(oracles.familiarity(train, query, torch.ones(len(train)).numpy()))
+    torch.testing.assert_close(familiarity(model, queries()), want, rtol=1e-8, atol=1e-10)
+    assert want.max() - want.min() > 0.3  # there was something to get right
+
+
+@pytest.mark.parametrize("posterior", UNIT_NOISE)
+def test_an_example_of_weight_w_is_seen_with_noise_one_over_w(posterior: str) -> None:
+    model = fitted(posterior)
+    x, y = data()
+    weight = torch.linspace(0.1, 3, len(x)).double()
+    hetsngp.fit_posterior(model, [(x, y, weight)])
+    want = oracles.familiarity(features(model, x), features(model, queries()), (1 / weight).numpy())
+    torch.testing.assert_close(familiarity(model, queries()), torch.tensor(want), rtol=1e-8, atol=1e-10)
+
+
+def test_the_exact_posterior_goes_by_its_best_class() -> None:
+    model = fitted("exact")
+    model.temperature = 1.3
+    x, y = data()
+    hetsngp.fit_posterior(model, toy.loader(x, y))
+    train, query = features(model, x), features(model, queries())
+    p = torch.softmax(torch.tensor(train) @ model.head.latent.beta.detach() / 1.3, -1)
+    each = [
+        torch.tensor(oracles.familiarity(train, query, (1.3**2 / (p[:, c] * (1 - p[:, c]))).numpy()))
+        for c in range(3)
+    ]
+    # Sums of the exact posterior are kept in the precision of the features.
+    torch.testing.assert_close(familiarity(model, queries()), torch.stack(each).amax(0), rtol=1e-6, atol=1e-8)
+    assert (torch.stack(each).amax(0) - torch.stack(each).amin(0)).max() > 0.05
+
+
+@pytest.mark.parametrize("posterior", UNIT_NOISE)
+def test_it_belongs_to_the_inputs_not_to_temperature_scale_or_labels(posterior: str) -> None:
+    model = fitted(posterior)
+    before = familiarity(model, queries())
+    x, y = data()
+    model.temperature = 3.0
+    hetsngp.fit_posterior(model, toy.loader(x, (y + 1) % 3))
+    model.head.latent.posterior.scale.fill_(0.01)
+    assert torch.equal(familiarity(model, queries()), before)
+
+
+@pytest.mark.parametrize(("method", "posterior"), [("heteroscedastic", "kronecker"), ("hetsngp", "none")])
+def test_without_a_posterior_everything_is_familiar(method: str, posterior: str) -> None:
+    model = fitted(posterior, method)
+    assert torch.equal(familiarity(model, queries()), torch.ones(len(queries())).double())
+
+
+@pytest.mark.parametrize("posterior", KINDS)
+def test_one_on_the_data_and_zero_far_away(posterior: str) -> None:
+    """With enough of them: 0.99 and more kept. Many features, or far ones would overlap by chance."""
+    model = toy.trained("hetsngp", 3, fit=False, flip=0.3, posterior=posterior, random_features=512)
+    x, y = toy.blobs(3, 100, flip=0.3)
+    hetsngp.fit_posterior(model, toy.loader(x, y))
+    near, far = familiarity(model, x), familiarity(model, 100 * x)
+    # p(1 − p) ≤ ¼ instead of 1: under Eq. (5) less was learned.
+    assert near.min() > (0.95 if posterior == "exact" else 0.99)
+    assert near.mean() > 0.99
+    assert far.max() < 0.1  # rank/m by chance: some 15 directions of 512 are taken
+
+
+@pytest.mark.parametrize("posterior", KINDS)
+def test_rounding_does_not_lead_below_zero(posterior: str) -> None:
+    """Features orthogonal to all that was seen: zero in exact arithmetic, and a root is taken of it."""
+    phi = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+    query = torch.randn(200, 64, generator=torch.Generator().manual_seed(1)).double()
+    query = (query - query @ torch.linalg.pinv(phi.double()) @ phi.double()).float()
+    module = POSTERIOR_TYPES[posterior](3, 64, "softmax")
+    module.fit(module.statistics(phi, torch.full((5, 3), 1 / 3), torch.ones(())))
+    known = module.familiarity(query)
+    assert ((known >= 0) & (known < 1e-5)).all()
+    assert module.familiarity(1e3 * phi).max() <= 1
+
+
+# --- what it does to the noise --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", ["low_rank", "parameter_efficient"])
+@pytest.mark.parametrize("posterior", [*KINDS, "none"])
+def test_the_noise_covariance_is_multiplied_by_it(posterior: str, noise: str) -> None:
+    model = fitted(posterior, noise=noise)
+    x = queries()
+    with torch.no_grad():
+        h = model.backbone(x)
+        var, factor = model.head.noise(h)
+        dense = factor.dense()
+        full = torch.diag_embed(var) + dense @ dense.mT
+        latent, scaled = model.head.parts(h, posterior=True)
+        at_mode = model.head.parts(h, posterior=False)[1]
+    known = familiarity(model, x)
+    assert posterior == "none" or known.min() < 0.7
+    torch.testing.assert_close(scaled.covariance(), known[:, None, None] * full, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(at_mode.covariance(), full, rtol=1e-12, atol=1e-14)  # as it was learned
+    assert not scaled.mean.any()
+    u = model.utility(x)
+    torch.testing.assert_close(
+        u.covariance(), latent.covariance() + known[:, None, None] * full, rtol=1e-8, atol=1e-8
+    )
+
+
+def test_noise_of_the_data_does_not_hide_the_doubt_far_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the noise as the network extrapolates it, a part of the doubt far away would pass for noise."""
+    model = fitted("kronecker", random_features=512)
+    with torch.no_grad():
+        model.head.noise.factor.bias.add_(6.0 * torch.randn(6, generator=torch.Generator().manual_seed(0)))
+    near, far = data()[0], 100 * data()[0]
+    here, there = model.predict(near), model.predict(far)
+    monkeypatch.setattr(model.head.latent, "familiarity", lambda h: h.new_ones(len(h)))
+    full_here, full_there = model.predict(near), model.predict(far)
+    assert full_there.data_uncertainty.mean() > 1.5 * there.data_uncertainty.mean()
+    assert there.model_uncertainty.mean() > 1.2 * full_there.model_uncertainty.mean()
+    assert (
+        here.data_uncertainty.mean() > 0.9 * full_here.data_uncertainty.mean()
+    )  # it is not lost where it is
+
+
+def test_in_training_the_noise_is_whole_and_the_running_statistics_move_once() -> None:
+    """``sample_beta`` puts the posterior into the loss; familiarity there would mean a second pass through
+    the normalizer, which moves its statistics and breaks the gradient."""
+    model = fitted("kronecker", sample_beta=True).train()
+    x, y = data()
+    steps = int(model.head.latent.normalizer.steps)
+    model.loss(x, y, generator=torch.Generator().manual_seed(0)).backward()
+    assert int(model.head.latent.normalizer.steps) == steps + 1
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+    model.head.noise.eval()  # its own statistics stand still for the comparison
+    with torch.no_grad():
+        h = model.backbone(50 * x)
+        noise = model.head.parts(h, posterior=True)[1]
+        var, factor = model.head.noise(h)
+    torch.testing.assert_close(noise.marginal_variance(), var + factor.variance())
+
+
+@pytest.mark.parametrize("kind", ["dense", "shared basis", "row", "column", "row and column"])
+def test_a_weighted_factor(kind: str) -> None:
+    """Each row's factor times a number of its own, in every form a factor has."""
+    g = torch.Generator().manual_seed(0)
+    basis = torch.randn(*((4, 3, 2) if kind == "dense" else (3, 2)), generator=g)
+    row = torch.randn(4, 3, generator=g) if "row" in kind else None
+    column = torch.randn(4, 2, generator=g) if "column" in kind else None
+    factor, by = Factor(basis, row, column), torch.rand(4, 1, generator=g)
+    want = factor.dense() * by.unsqueeze(-1)
+    weighted = factor.weighted(by)
+    torch.testing.assert_close(weighted.dense(), want)
+    torch.testing.assert_close(weighted.variance(), want.square().sum(-1))
+    eps = torch.randn(5, 2, generator=g)
+    torch.testing.assert_close(weighted.matmul(eps), eps @ want.mT)
+    torch.testing.assert_close(weighted.project(torch.ones(4, 3)), want.sum(1))
+    assert weighted.rank == 2

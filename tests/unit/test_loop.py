@@ -1,0 +1,198 @@
+"""The training loop against one written out: AdamW, cosine, best epoch, patience, rates and weights."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.contract import toy
+from torch import Tensor
+
+import hetsngp
+from hetsngp.loop import EpochResult, mean_nll, train
+from hetsngp.recipes import METHODS
+
+EPOCHS, LR = 8, 0.05
+TRAIN, HELD_OUT = toy.blobs(3, 8, flip=0.4), toy.blobs(3, 12, flip=0.4, seed=1)
+WEIGHT = 0.2 + torch.rand(24, generator=torch.Generator().manual_seed(0))
+
+
+def batches(x: Tensor, y: Tensor, *weight: Tensor, size: int = 10) -> list[tuple[Tensor, ...]]:
+    """Of unequal size: 10, 10 and 4."""
+    return list(zip(*(t.split(size) for t in (x, y, *weight)), strict=True))
+
+
+def seed(value: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(value)
+
+
+def by_hand(
+    model: Any, loader: Any, epochs: int = EPOCHS, *, gp_lr: float = 1.0, watched: Any = None
+) -> tuple[list[float], list[float], list[dict[str, Tensor]]]:
+    """Mean losses, held-out NLL and weights after each epoch."""
+    beta = [p for name, p in model.named_parameters() if name.endswith("latent.beta")]
+    rest = [p for name, p in model.named_parameters() if not name.endswith("latent.beta")]
+    groups = [{"params": rest, "weight_decay": 0.01, "lr": LR}]
+    groups += [{"params": beta, "weight_decay": 0.0, "lr": LR * gp_lr}] if beta else []
+    optimizer, g = torch.optim.AdamW(groups), seed()
+    first = [group["lr"] for group in groups]
+    losses, held_out, states = [], [], []
+    for epoch in range(epochs):
+        for group, rate in zip(optimizer.param_groups, first, strict=True):
+            group["lr"] = rate * (1 + math.cos(math.pi * epoch / epochs)) / 2
+        total = 0.0
+        model.train()
+        for x, y, *weight in loader:
+            optimizer.zero_grad()
+            loss = model.loss(x, y, generator=g, weight=weight[0] if weight else None)
+            loss.backward()
+            optimizer.step()
+            total += float(loss.detach()) * len(x)
+        losses.append(total / sum(len(batch[0]) for batch in loader))
+        if watched is not None:
+            model.eval()
+            with torch.no_grad():
+                held_out.append(float(F.nll_loss(model(watched[0]), watched[1])))
+        states.append({name: t.clone() for name, t in model.state_dict().items()})
+    return losses, held_out, states
+
+
+def assert_weights(model: Any, state: dict[str, Tensor]) -> None:
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, state[name], rtol=1e-6, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("gp_lr", [1.0, 5.0])
+@pytest.mark.parametrize("method", METHODS)
+def test_it_is_adamw_with_a_cosine(method: str, gp_lr: float, weighted: bool) -> None:
+    loader = batches(*TRAIN, *([WEIGHT] if weighted else []))
+    model, twin = toy.build(method), toy.build(method)
+    seen: list[EpochResult] = []
+    options: dict[str, Any] = {"epochs": EPOCHS, "lr": LR, "weight_decay": 0.01, "gp_lr": gp_lr}
+    history = train(model, loader, generator=seed(), on_epoch=seen.append, **options)
+    losses, _, states = by_hand(twin, loader, gp_lr=gp_lr)
+    assert history == seen
+    assert [r.epoch for r in history] == list(range(1, EPOCHS + 1))
+    assert {(r.epochs, r.held_out) for r in history} == {(EPOCHS, None)}
+    assert [r.loss for r in history] == pytest.approx(losses, rel=1e-5)
+    assert_weights(model, states[-1])
+    assert not model.training
+
+
+def test_gp_lr_is_of_beta_alone() -> None:
+    """Adam's first step is its rate for every weight with a gradient worth the name."""
+    start = toy.build("hetsngp", dataset_size=10**9)
+    steps = {}
+    for gp_lr in (1.0, 4.0):
+        model = copy.deepcopy(start)
+        train(model, [TRAIN], epochs=1, lr=1e-3, weight_decay=0.0, gp_lr=gp_lr, generator=seed())
+        steps[gp_lr] = {
+            name: (p - q).detach().abs().median()
+            for (name, p), q in zip(model.named_parameters(), start.parameters(), strict=True)
+        }
+    for name, step in steps[4.0].items():
+        expected = 4e-3 if name == "head.latent.beta" else 1e-3
+        assert float(step) == pytest.approx(expected, rel=0.02), name
+        assert float(steps[1.0][name]) == pytest.approx(1e-3, rel=0.02), name
+
+
+def test_every_member_of_an_ensemble_has_its_rates() -> None:
+    members = [toy.build("sngp"), toy.build("deterministic"), toy.build("sngp", amplitude=3.0)]
+    alone = [copy.deepcopy(m) for m in members]
+    train(hetsngp.Ensemble(members), batches(*TRAIN), epochs=2, lr=LR, weight_decay=0.0, gp_lr=3.0)
+    for member, single in zip(members, alone, strict=True):
+        # A mean over three losses: a third of each gradient, which Adam's step does not feel.
+        train(single, batches(*TRAIN), epochs=2, lr=LR, weight_decay=0.0, gp_lr=3.0)
+        for p, q in zip(member.parameters(), single.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_weights_of_the_best_epoch_are_kept(method: str) -> None:
+    loader, held_out = batches(*TRAIN), batches(*HELD_OUT, size=7)
+    model, twin = toy.build(method), toy.build(method)
+    options: dict[str, Any] = {"epochs": EPOCHS, "lr": LR, "weight_decay": 0.01}
+    history = train(model, loader, generator=seed(), validation=held_out, **options)
+    losses, values, states = by_hand(twin, loader, watched=HELD_OUT)
+    assert [r.loss for r in history] == pytest.approx(losses, rel=1e-5)  # looking does not disturb
+    assert [r.held_out for r in history] == pytest.approx(values, rel=1e-5)
+    best = values.index(min(values))
+    assert best + 1 < EPOCHS  # so that there was something to go back to
+    assert_weights(model, states[best])
+    assert mean_nll(model, held_out) == pytest.approx(values[best], rel=1e-5)
+
+
+@pytest.mark.parametrize("patience", [1, 2, 3])
+def test_patience_stops(patience: int) -> None:
+    held_out = batches(*HELD_OUT)
+    whole, stopped = toy.build("hetsngp"), toy.build("hetsngp")
+    options: dict[str, Any] = {"epochs": 40, "lr": LR, "validation": held_out}
+    values = [r.held_out for r in train(whole, batches(*TRAIN), generator=seed(), **options)]
+    history = train(stopped, batches(*TRAIN), generator=seed(), patience=patience, **options)
+    best = last = 0
+    for epoch in range(1, len(values)):
+        best = epoch if values[epoch] < values[best] else best
+        last = epoch
+        if epoch - best >= patience:
+            break
+    assert len(history) == last + 1 < 40
+    assert [r.held_out for r in history] == values[: last + 1]
+    assert mean_nll(stopped, held_out) == pytest.approx(values[best], rel=1e-5)
+
+
+def test_patience_needs_something_to_watch() -> None:
+    with pytest.raises(ValueError, match=r"patience needs a validation loader.*validation=held_out"):
+        train(toy.build("sngp"), batches(*TRAIN), epochs=1, patience=3)
+    with pytest.raises(ValueError, match="patience must be a positive whole number"):
+        train(toy.build("sngp"), batches(*TRAIN), epochs=1, patience=0, validation=batches(*HELD_OUT))
+
+
+@pytest.mark.parametrize("link", ["softmax", "sigmoid"])
+def test_held_out_nll_is_weighted_and_at_the_mode(link: str) -> None:
+    model = toy.trained("sngp", link=link)
+    x, y = HELD_OUT
+    weight = torch.rand(len(x), generator=seed())
+    with torch.no_grad():
+        latent = model.head.latent
+        f = (latent.features(model.backbone(x)) @ latent.beta).double()
+    total = 0.0
+    for logits, label, w in zip(f, y, weight, strict=True):
+        if link == "softmax":
+            nll = -float(torch.log_softmax(logits, -1)[label])
+        else:
+            signs = 2 * F.one_hot(label, 3).double() - 1
+            nll = -float(F.logsigmoid(signs * logits).sum())
+        total += float(w) * nll
+    labels = toy.labels_for(y, 3, {"link": link})
+    model.train()
+    before = copy.deepcopy(model.state_dict())
+    got = mean_nll(model, batches(x, labels, weight))
+    assert got == pytest.approx(total / float(weight.double().sum()), rel=1e-5)
+    assert model.training
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+
+
+def test_held_out_nll_of_an_ensemble_is_of_the_mixture() -> None:
+    ensemble = hetsngp.Ensemble([toy.trained("sngp"), toy.trained("deterministic")])
+    x, y = HELD_OUT
+    with torch.no_grad():
+        probs = sum(m(x).double().exp() for m in ensemble.members) / 2
+    want = -float(probs.gather(1, y[:, None]).log().mean())
+    assert mean_nll(ensemble, batches(x, y)) == pytest.approx(want, rel=1e-5)
+
+
+def test_nothing_to_learn_from_is_an_error() -> None:
+    model = toy.build("sngp")
+    for empty in ([], [(*HELD_OUT, torch.zeros(len(HELD_OUT[0])))]):
+        with pytest.raises(ValueError, match="validation is empty"):
+            train(model, batches(*TRAIN), epochs=1, validation=empty)
+
+
+def test_a_loss_that_explodes_is_said_at_once() -> None:
+    with pytest.raises(FloatingPointError, match=r"the loss is NaN in epoch \d: lower lr \(now "):
+        train(toy.build("deterministic"), batches(*TRAIN), epochs=9, lr=1e30)
