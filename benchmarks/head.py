@@ -347,7 +347,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("out/benchmarks"), help="folder for head.json")
-    parser.add_argument("--classes", default="10,100,1000")
+    parser.add_argument("--classes", default="1000,100,10")
     parser.add_argument("--noise", default=",".join(NOISE))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
