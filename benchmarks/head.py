@@ -10,7 +10,8 @@ S = 5,000 to predict, 1,000 to train.
   the number of points chosen by itself) against the textbook's probabilities alone. "probs": our
   probabilities alone.
 * train: loss and gradient of every parameter. Ours takes the smallest number of points whose gradient error
-  is no larger than the textbook's in the weights of the mean, of d and of V, each.
+  is no larger than the textbook's: that of the whole gradient, and those of the weights of the mean, of d and of
+  V are in the JSON beside it.
 
 Noise: "trained" is a head after 300 steps on 640-dimensional clusters with 20 % of labels wrong; the others
 are the same head with its noise scaled to a standard deviation in V and in d. Errors: root mean square over
@@ -202,17 +203,19 @@ def gradient_errors(model: hetsngp.Classifier, x: Tensor, y: Tensor) -> dict[str
     }
 
     def error(draws: list[dict[str, Tensor]]) -> dict[str, float]:
-        out = {}
+        out, squares = {}, {}
         for name in groups:
             square = torch.stack([(d[name].double() - truth[name]).square().sum() for d in draws]).mean()
-            out[name] = math.sqrt(max(float(square) - spare[name], 0.0)) / float(truth[name].norm())
-        return out
+            squares[name] = max(float(square) - spare[name], 0.0)
+            out[name] = math.sqrt(squares[name]) / float(truth[name].norm())
+        length = sum(float(part.square().sum()) for part in truth.values())
+        return {"all": math.sqrt(sum(squares.values()) / length), **out}
 
     textbook = error([gradient(textbook_loss(model, x, y)) for _ in range(12)])
     table: dict[str, Any] = {"textbook": textbook}
     for points in POINTS:
         table[str(points)] = error([ours(points, seed) for seed in range(12)])
-        if all(table[str(points)][name] <= textbook[name] for name in groups):
+        if table[str(points)]["all"] <= textbook["all"]:
             table["points"] = points
             break
     return table

@@ -23,6 +23,8 @@ def cross_fit_posterior(model: Classifier, loader: Iterable[Any], folds: Sequenc
     Temperature, output Hessian and posterior scale are those that suit the fold models on what they have not
     seen, pooled over the folds: every example bears witness once, and none is lost to training.
     """
+    if not folds:
+        raise ValueError("folds is empty: give at least one, or call hetsngp.fit_posterior(model, loader)")
     with torch.no_grad(), torch.autocast(model.temperature.device.type, enabled=False):
         pairs = []
         for fold_model, _, held_out in folds:
@@ -53,7 +55,6 @@ def _fit_posteriors(
     fisher = mean_fisher(pairs)
     for (model, held_out), loader in zip(pairs, loaders, strict=True):
         posterior = gp_of(model).posterior
-        posterior.scale.fill_(1.0)
         posterior.fit(pass_over(model, loader, None, held_out), fisher)
         model.mark_fitted()
     return choose_scale(pairs)

@@ -354,8 +354,9 @@ def test_two_classes_need_no_sampling(method: str) -> None:
 @every_method
 def test_the_loss_draws_from_the_given_generator_only(method: str) -> None:
     x, y = _data()
+    models = [toy.trained(method).train() for _ in range(3)]  # a DataLoader draws a seed for its workers
     state = torch.get_rng_state()
-    values = [toy.trained(method).train().loss(x, y, generator=_seed(s)).detach() for s in (1, 1, 2)]
+    values = [m.loss(x, y, generator=_seed(s)).detach() for m, s in zip(models, (1, 1, 2), strict=True)]
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(values[0], values[1])
     assert torch.equal(values[0], values[2]) == (method not in NOISY)

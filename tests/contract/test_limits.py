@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.contract import toy
@@ -121,7 +122,7 @@ def _familiarity(model: Any, train: Tensor, x: Tensor, posterior: str) -> Tensor
     p = torch.softmax(phi @ latent.beta, -1)
     noises = (1 / (p * (1 - p))).mT if posterior == "exact" else torch.ones(1, len(train)).double()
     each = [oracles.familiarity(phi.numpy(), query.numpy(), noise.numpy()) for noise in noises]
-    return torch.tensor(each).amax(0)
+    return torch.tensor(np.max(each, 0))
 
 
 def _far(distance: float = 100.0, rows: int = 24) -> Tensor:

@@ -61,8 +61,9 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         patience: Stop after so many epochs without a lower held-out NLL; None: never. The weights of the best
             epoch are kept in either case. Tables too small for that train for all epochs.
         validation_fraction: Share of the distinct rows to hold out, classes in proportion. Where that is less
-            than 20 rows, none are: the model is not calibrated (``report_.held_out`` is 0) and trains for all
-            epochs.
+            than 100 rows, the table is cut into (at most five) folds instead: a model for each calibrates the
+            one that is kept, which trains on all rows for all epochs. With fewer than 20 rows, or a share of
+            0, nothing is held out and the model is not calibrated (``report_.held_out`` is 0).
         class_weight: None, "balanced", or a dict from label to weight; multiplies ``sample_weight``.
         device: Where to train and predict, e.g. "cuda"; None: the CPU, which is faster for small tables.
         verbose: Show progress.
