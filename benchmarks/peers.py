@@ -1,19 +1,19 @@
 """Two moons against the libraries a user would pick instead: CPU seconds to train and predict, OOD AUROC.
 
-    OMP_NUM_THREADS=1 PYTHONPATH=src /tmp/peers/bin/python benchmarks/peers.py --out benchmarks/results
+    OMP_NUM_THREADS=1 PYTHONPATH=src .peers/bin/python benchmarks/peers.py --out benchmarks/results
 
 About 3 minutes of CPU a seed. Works with none of the peers installed: a missing one is listed with its
 command. All of them in one scratch environment, Python 3.11 (--dry-run first: no nvidia package may appear):
 
-    python3 -m venv /tmp/peers
-    P="/tmp/peers/bin/pip install -c constraints.txt torch==2.13.0"
+    python3 -m venv .peers
+    P=".peers/bin/pip install -c constraints.txt torch==2.13.0"
     $P numpy scikit-learn safetensors lightning torchvision rich
     $P gpytorch==1.15.2 laplace-torch==0.3 torch-uncertainty==0.13.0 pytorch-ood==0.4.0
     $P omegaconf==2.4.0 'jsonargparse[signatures]==4.53.0' timm h5py==3.16.0 kornia==0.9.0 \
        ema-pytorch==0.8.3 uncertainty-toolbox==0.1.1 segmentation-models-pytorch==0.6.0 \
        vector-quantize-pytorch==1.32.0 vbll==0.4.9
-    /tmp/peers/bin/pip install --no-deps --ignore-requires-python lightning-uq-box==0.4.0 probly==0.9.1
-    /tmp/peers/bin/python tools/torchvision_hook.py     # for a CUDA torchvision beside a CPU torch
+    .peers/bin/pip install --no-deps --ignore-requires-python lightning-uq-box==0.4.0 probly==0.9.1
+    .peers/bin/python tools/torchvision_hook.py     # for a CUDA torchvision beside a CPU torch
 
 lightning-uq-box comes without its dependencies because it pins curvlinops 2.0.0 where laplace-torch 0.3 wants
 3.0.1. It asks for Python 3.12 but runs on 3.11. probly's package is a SyntaxError before 3.12; its file of
