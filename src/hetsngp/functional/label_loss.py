@@ -7,8 +7,8 @@ With q = softmax(u) at a point and w ∝ q_y over the points, the gradient of lo
 * or, by Price's theorem ∂E g/∂Σ = ½ E ∂²g/∂u², d ⊙ diag E_w H and E_w[H] F with
   H = (e_y − q)(e_y − q)ᵀ − diag(q) + qqᵀ.
 
-Price's form has no ε in it: fifty to a hundred times less variance while the noise is mild, and more than the
-path's when it is wide (benchmarks/head.py).
+Price's form has no ε in it: much less variance while the noise is mild, and more than the path's when it is
+wide.
 """
 
 from __future__ import annotations
