@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 from hetsngp.artifact import ArtifactError, load, save
-from hetsngp.model import Classifier, Ensemble
+from hetsngp.ensemble import Ensemble
+from hetsngp.model import Classifier
 from hetsngp.posterior import PosteriorReport, fit_posterior
 from hetsngp.recipes import build
 from hetsngp.types import LatentNormal, Prediction, UtilityNormal

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from hetsngp.functional import link
 from hetsngp.model import Classifier
-from hetsngp.nn.heads import EVAL_POINTS
 from hetsngp.nn.latent import RandomFeatureGP
 from hetsngp.nn.posteriors import KroneckerPosterior
 from hetsngp.types import UtilityNormal
@@ -26,6 +25,9 @@ TEMPERATURE_RANGE = 10.0
 # for a temperature near zero; against a few hundred the prior has no say.
 TEMPERATURE_SPREAD = 0.5
 CALIBRATION_ROWS = 512
+# Enough that the second search of τ does not follow the bias of the log of a mean: with few points it is
+# large where the posterior is wide and a label improbable.
+CALIBRATION_POINTS = 1024
 # Nats of held-out NLL that a larger posterior scale may cost in any case.
 TOLERANCE = 0.01
 
@@ -125,7 +127,7 @@ def held_out_nll(model: Classifier, held_out: HeldOut, temperature: Tensor, *, p
 def _label_nll(model: Classifier, utility: UtilityNormal, y: Tensor) -> Tensor:
     if model.head.link.link == "sigmoid":
         return link.sigmoid_nll(utility, y)
-    log_probs = link.softmax_log_probs(utility, num_samples=EVAL_POINTS, seed=0)
+    log_probs = link.softmax_log_probs(utility, num_samples=CALIBRATION_POINTS, seed=0)
     return -log_probs.gather(1, y.unsqueeze(1)).squeeze(1)
 
 
@@ -134,17 +136,18 @@ def pooled_nll(pairs: Pairs, temperature: Tensor, *, posterior: bool) -> Tensor:
     return torch.cat([held_out_nll(m, h, temperature, posterior=posterior) for m, h in pairs])
 
 
-def best_temperature(pairs: Pairs) -> Tensor:
+def best_temperature(pairs: Pairs, *, posterior: bool = False) -> Tensor:
     """The τ of highest posterior density, by golden-section search of log τ: the held-out NLL has one
     minimum in it for a fixed utility, and so has the prior around the training temperature.
     """
-    start, pool = pairs[0][0].temperature, HeldOut.join([held_out for _, held_out in pairs])
+    start = pairs[0][0].head.training_temperature
+    pool = HeldOut.join([held_out for _, held_out in pairs])
     centre, reach = math.log(float(start)), math.log(TEMPERATURE_RANGE)
     strength = 0.5 / (TEMPERATURE_SPREAD**2 * pool.effective)
 
     def value(log_temperature: float) -> float:
         temperature = start.new_tensor(math.exp(log_temperature))
-        nll = pool.mean(pooled_nll(pairs, temperature, posterior=False))
+        nll = pool.mean(pooled_nll(pairs, temperature, posterior=posterior))
         return nll + strength * (log_temperature - centre) ** 2
 
     low, high = centre - reach, centre + reach
@@ -207,12 +210,11 @@ def choose_temperature(pairs: Pairs) -> dict[str, Any]:
     """Set τ by the held-out NLL at the posterior mode; first, because the posterior is of τ's likelihood."""
     pool = HeldOut.join([held_out for _, held_out in pairs])
     before = pooled_nll(pairs, pairs[0][0].temperature, posterior=False)
-    temperature = best_temperature(pairs)
-    for model, _ in pairs:
-        model.head.temperature.copy_(temperature)
+    temperature = _set_temperature(pairs, posterior=False)
     after = pooled_nll(pairs, temperature, posterior=False)
     return {
         "held_out": pool.total,
+        "mode_temperature": float(temperature),
         "nll_before": pool.mean(before),
         "nll_mode": pool.mean(after),
         "nll": pool.mean(after),
@@ -221,11 +223,22 @@ def choose_temperature(pairs: Pairs) -> dict[str, Any]:
 
 
 def choose_scale(pairs: Pairs) -> dict[str, Any]:
-    """Set the factor on the posterior variance."""
+    """Set the factor on the posterior variance, and then τ once more: what is to be calibrated is the
+    prediction, and averaging over the posterior has made it more timid than its mode.
+    """
+    pool = HeldOut.join([held_out for _, held_out in pairs])
     scale, allowance, grid = largest_good_scale(pairs)
     for model, _ in pairs:
         gp_of(model).posterior.scale.fill_(scale)
-    return {"scale": scale, "nll": dict(grid)[scale], "allowance": allowance, "scale_grid": grid}
+    nll = pooled_nll(pairs, _set_temperature(pairs, posterior=True), posterior=True)
+    return {"scale": scale, "nll": pool.mean(nll), "allowance": allowance, "scale_grid": grid}
+
+
+def _set_temperature(pairs: Pairs, *, posterior: bool) -> Tensor:
+    temperature = best_temperature(pairs, posterior=posterior)
+    for model, _ in pairs:
+        model.head.temperature.copy_(temperature)
+    return temperature
 
 
 def gp_of(model: Classifier) -> RandomFeatureGP:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from contextlib import ExitStack
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hetsngp.calibration import HeldOut, choose_scale, choose_temperature, gp_of, held_out_fisher
-from hetsngp.model import Classifier, evaluating
-from hetsngp.posterior import PosteriorReport, collect, pass_over
+from hetsngp.model import Classifier
+from hetsngp.posterior import PosteriorReport, collect, finish, fitting, pass_over
 
 Fold = tuple[Classifier, Iterable[Any], Iterable[Any]]
 """A model, the loader it was trained on, and the loader of what was held out from it."""
@@ -25,39 +24,34 @@ def cross_fit_posterior(model: Classifier, loader: Iterable[Any], folds: Sequenc
     """
     if not folds:
         raise ValueError("folds is empty: give at least one, or call hetsngp.fit_posterior(model, loader)")
-    with torch.no_grad(), torch.autocast(model.temperature.device.type, enabled=False):
+    with ExitStack() as stack:
+        for each in (model, *(fold_model for fold_model, _, _ in folds)):
+            stack.enter_context(fitting(each))  # if one fails, all are as they were
         pairs = []
-        for fold_model, _, held_out in folds:
+        for fold_model, _, calibration in folds:
             fold_model.head.temperature.copy_(fold_model.head.training_temperature)
-            with evaluating(fold_model):
-                pairs.append((fold_model, collect(fold_model, held_out)))
-            fold_model.eval()
+            pairs.append((fold_model, collect(fold_model, calibration)))
         chosen = choose_temperature(pairs)
         model.head.temperature.copy_(pairs[0][0].temperature)
         if model.head.has_posterior:
-            chosen |= _fit_posteriors(pairs, [training for _, training, _ in folds])
-            with evaluating(model):
-                total = pass_over(model, loader, None, None)
-            posterior = gp_of(model).posterior
-            posterior.fit(total, mean_fisher(pairs))
-            posterior.scale.fill_(chosen["scale"])
-            chosen |= {"posterior": posterior.name, "count": total.count}
-    report = PosteriorReport(temperature=float(model.temperature), **chosen)
-    model.mark_fitted()
-    model.calibration = asdict(report)
-    return report
+            fisher = mean_fisher(pairs)
+            for (fold_model, held_out), (_, training, _) in zip(pairs, folds, strict=True):
+                _fit(fold_model, training, held_out, fisher)
+            count = _fit(model, loader, None, fisher)
+            chosen |= {"posterior": gp_of(model).posterior.name, "count": count, **choose_scale(pairs)}
+            gp_of(model).posterior.scale.fill_(chosen["scale"])
+            model.head.temperature.copy_(pairs[0][0].temperature)
+        report = PosteriorReport(temperature=float(model.temperature), **chosen)
+    for fold_model, _, _ in folds:
+        fold_model.mark_fitted()
+    return finish(model, report)
 
 
-def _fit_posteriors(
-    pairs: list[tuple[Classifier, HeldOut]], loaders: Sequence[Iterable[Any]]
-) -> dict[str, Any]:
-    """Those of the fold models, and the scale that suits them."""
-    fisher = mean_fisher(pairs)
-    for (model, held_out), loader in zip(pairs, loaders, strict=True):
-        posterior = gp_of(model).posterior
-        posterior.fit(pass_over(model, loader, None, held_out), fisher)
-        model.mark_fitted()
-    return choose_scale(pairs)
+def _fit(model: Classifier, loader: Iterable[Any], held_out: HeldOut | None, fisher: Tensor | None) -> float:
+    """The posterior of ``model`` with the output Hessian of all folds; examples that went in."""
+    total = pass_over(model, loader, None, held_out)
+    gp_of(model).posterior.fit(total, fisher)
+    return total.count
 
 
 def mean_fisher(pairs: Sequence[tuple[Classifier, HeldOut]]) -> Tensor | None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from hetsngp.model import Classifier, Ensemble, evaluating, to_device
+from hetsngp.ensemble import Ensemble
+from hetsngp.model import Classifier, evaluating, to_device
 from hetsngp.validation import check_batch, check_positive
 
 
@@ -23,6 +22,32 @@ class EpochResult:
     epochs: int
     loss: float
     held_out: float | None = None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How the weights move: AdamW, the rate following a cosine from ``lr`` to zero in ``epochs``.
+
+    ``gp_lr`` is a factor on the rate of the GP's weights, whose natural size is one where a network's is
+    1/√width. ``stop_after`` ends it after so many of the ``epochs``.
+    """
+
+    epochs: int
+    lr: float = 1e-3
+    weight_decay: float = 1e-4
+    gp_lr: float = 1.0
+    stop_after: int | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("epochs", self.epochs, integer=True)
+        check_positive("lr", self.lr)
+        if self.stop_after is not None:
+            check_positive("stop_after", self.stop_after, integer=True)
+
+    @property
+    def last(self) -> int:
+        """The epoch after which it ends."""
+        return self.epochs if self.stop_after is None else min(self.stop_after, self.epochs)
 
 
 def train(
@@ -37,44 +62,105 @@ def train(
     validation: Iterable[Any] | None = None,
     patience: int | None = None,
     gp_lr: float = 1.0,
+    stop_after: int | None = None,
 ) -> list[EpochResult]:
     """AdamW on ``model.loss`` with a cosine schedule; returns the loss of each epoch.
 
     Loaders yield (x, y) or (x, y, weight). Where a model has no ``dataset_size`` it gets the loader's, so
     that the prior has its weight. With ``validation`` the model ends with the weights of the epoch whose NLL
-    was lowest there, and training stops after ``patience`` epochs that brought nothing lower. ``gp_lr`` is a
-    factor on the rate of the GP's weights, whose natural size is one where a network's is 1/√width.
+    was lowest there, and training stops after ``patience`` epochs that brought nothing lower. ``gp_lr`` and
+    ``stop_after``: see :class:`Schedule`.
     """
-    check_positive("epochs", epochs, integer=True)
-    check_positive("lr", lr)
+    if patience is not None and validation is None:
+        raise ValueError("patience needs a validation loader to watch: train(..., validation=held_out)")
+    schedule = Schedule(epochs, lr, weight_decay, gp_lr, stop_after)
+    run = _epochs(model, loader, schedule, generator)
+
+    def held_out() -> float | None:
+        return None if validation is None else mean_nll(model, validation)
+
+    return _watch([model], ((loss, held_out()) for loss in run), schedule, patience, on_epoch)
+
+
+def train_folds(
+    models: Sequence[Classifier],
+    loaders: Sequence[Iterable[Any]],
+    validation: Sequence[Iterable[Any]],
+    schedule: Schedule,
+    *,
+    generators: Sequence[torch.Generator],
+    on_epoch: Callable[[EpochResult], None] | None = None,
+    patience: int | None = None,
+) -> list[EpochResult]:
+    """Train a model a fold, epoch by epoch side by side, and stop all by the NLL of all that is held out.
+
+    One fold holds out too little to tell a good epoch by; together they hold out everything. Results are
+    means over the folds, ``held_out`` the mean over examples. The models end with the weights of one epoch:
+    that of the lowest value.
+    """
+    runs = [_epochs(m, x, schedule, g) for m, x, g in zip(models, loaders, generators, strict=True)]
+
+    def results() -> Iterator[tuple[float, float | None]]:
+        for losses in zip(*runs, strict=True):
+            sums = [_nll_sums(m, held_out) for m, held_out in zip(models, validation, strict=True)]
+            total, weight = (sum(part) for part in zip(*sums, strict=True))
+            yield sum(losses) / len(losses), total / weight
+
+    return _watch(models, results(), schedule, patience, on_epoch)
+
+
+def _watch(
+    models: Sequence[Classifier | Ensemble],
+    results: Iterator[tuple[float, float | None]],
+    schedule: Schedule,
+    patience: int | None,
+    on_epoch: Callable[[EpochResult], None] | None,
+) -> list[EpochResult]:
+    """Run through (loss, held-out NLL) of the epochs, and leave the models at the best of them."""
     if patience is not None:
         check_positive("patience", patience, integer=True)
-        if validation is None:
-            raise ValueError("patience needs a validation loader to watch: train(..., validation=held_out)")
-    groups = [
-        {**group, "lr": lr * (gp_lr if group.get("has_prior") else 1.0)}
-        for group in model.parameter_groups(weight_decay)
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=lr)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
-    _set_dataset_size(model, loader)
-    best = _Best(model)
-    model.train()
     history: list[EpochResult] = []
-    for epoch in range(1, epochs + 1):
-        loss = _one_epoch(model, loader, optimizer, generator, epoch)
-        schedule.step()
-        held_out = None if validation is None else mean_nll(model, validation)
-        history.append(EpochResult(epoch, epochs, loss, held_out))
+    best, states = 0, None
+    for epoch, (loss, held_out) in enumerate(results, 1):
+        history.append(EpochResult(epoch, schedule.last, loss, held_out))
         if on_epoch is not None:
             on_epoch(history[-1])
-        if held_out is not None:
-            best.see(epoch, held_out)
-            if patience is not None and epoch - best.epoch >= patience:
-                break
-    best.restore()
-    model.eval()
+        if held_out is None:
+            continue
+        if best_epoch(history) == epoch:
+            best = epoch
+            states = [{k: t.clone() for k, t in model.state_dict().items()} for model in models]
+        if patience is not None and epoch - best >= patience:
+            break
+    for model, state in zip(models, states or [], strict=states is not None):
+        model.load_state_dict(state)
+    for model in models:
+        model.eval()
     return history
+
+
+def best_epoch(history: Sequence[EpochResult]) -> int:
+    """The epoch of lowest held-out NLL, the first of equals; the last where nothing was held out."""
+    watched = [(r.held_out, r.epoch) for r in history if r.held_out is not None and r.held_out == r.held_out]
+    return min(watched)[1] if watched else history[-1].epoch
+
+
+def _epochs(
+    model: Classifier | Ensemble, loader: Iterable[Any], schedule: Schedule, generator: torch.Generator | None
+) -> Iterator[float]:
+    """Train an epoch each time the next loss is asked for."""
+    groups = [
+        {**group, "lr": schedule.lr * (schedule.gp_lr if group.get("has_prior") else 1.0)}
+        for group in model.parameter_groups(schedule.weight_decay)
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=schedule.lr)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=schedule.epochs)
+    _set_dataset_size(model, loader)
+    model.train()
+    for epoch in range(1, schedule.last + 1):
+        loss = _one_epoch(model, loader, optimizer, generator, epoch)
+        cosine.step()
+        yield loss
 
 
 def _one_epoch(
@@ -104,25 +190,14 @@ def _one_epoch(
     return total / seen
 
 
-class _Best:
-    """The weights of the best epoch so far, kept aside."""
-
-    def __init__(self, model: Classifier | Ensemble) -> None:
-        self.model, self.epoch, self.value = model, 0, math.inf
-        self.state: dict[str, Tensor] | None = None
-
-    def see(self, epoch: int, value: float) -> None:
-        if value < self.value:
-            self.epoch, self.value = epoch, value
-            self.state = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
-
-    def restore(self) -> None:
-        if self.state is not None:
-            self.model.load_state_dict(self.state)
-
-
 def mean_nll(model: Classifier | Ensemble, loader: Iterable[Any]) -> float:
     """Held-out −log p(y) at the posterior mode, averaged over (weighted) examples."""
+    total, weight = _nll_sums(model, loader)
+    return total / weight
+
+
+def _nll_sums(model: Classifier | Ensemble, loader: Iterable[Any]) -> tuple[float, float]:
+    """The sum over examples, and of their weights."""
     device = model.members[0].temperature.device
     sigmoid = model.members[0].head.link.link == "sigmoid"
     total, seen = 0.0, 0.0
@@ -138,7 +213,7 @@ def mean_nll(model: Classifier | Ensemble, loader: Iterable[Any]) -> float:
             total, seen = total + float((weight * nll).sum()), seen + float(weight.sum())
     if seen == 0:
         raise ValueError("validation is empty: it yielded no batch, or weights of zero only")
-    return total / seen
+    return total, seen
 
 
 def _set_dataset_size(model: Classifier | Ensemble, loader: Iterable[Any]) -> None:

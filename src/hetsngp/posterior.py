@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, overload
 
 import torch
-from torch import Tensor, nn
 
 from hetsngp.calibration import HeldOut, choose_scale, choose_temperature, gp_of, held_out_fisher
-from hetsngp.model import Classifier, Ensemble, evaluating, to_device
+from hetsngp.ensemble import Ensemble
+from hetsngp.model import Classifier, evaluating, to_device
 from hetsngp.nn.posteriors import Statistics
 from hetsngp.validation import check_batch, check_class_labels, check_inputs, check_multi_hot, check_weight
 
@@ -34,10 +35,12 @@ class PosteriorReport:
     """Held-out examples, or their total weight; 0 without calibration."""
     nll_before: float | None = None
     """Held-out NLL at the posterior mode and the training temperature."""
+    mode_temperature: float | None = None
+    """The best at the posterior mode; ``temperature`` is the best with the posterior."""
     nll_mode: float | None = None
-    """… at the posterior mode and the chosen temperature."""
+    """Held-out NLL at the posterior mode and its temperature."""
     nll: float | None = None
-    """… with the posterior at the chosen scale."""
+    """… with the posterior, at the chosen scale and ``temperature``."""
     standard_error: float | None = None
     """Of ``nll_mode``."""
     allowance: float | None = None
@@ -55,16 +58,12 @@ class PosteriorReport:
         )
         if not self.held_out:
             return text + ", not calibrated"
-        text += (
-            f"; on {_number(self.held_out)} held-out examples chose temperature {self.temperature:.3g} "
-            f"(NLL {self.nll_before:.4f} → {self.nll_mode:.4f})"
-        )
-        if not has_posterior:
-            return text
-        return (
-            f"{text} and posterior scale {self.scale:.3g}, the largest that costs at most "
-            f"{self.allowance:.4f}: NLL {self.nll:.4f}"
-        )
+        text += f"; on {_number(self.held_out)} held-out examples chose "
+        if has_posterior:
+            text += (
+                f"posterior scale {self.scale:.3g}, the largest that costs at most {self.allowance:.4f}, and "
+            )
+        return f"{text}temperature {self.temperature:.3g}: NLL {self.nll_before:.4f} → {self.nll:.4f}"
 
 
 def _number(count: float) -> str:
@@ -106,8 +105,8 @@ def fit_posterior(
     The pass runs in eval mode without gradients, at the weights the model has now. A method without a
     posterior has nothing to fit; calibration sets its temperature all the same. ``calibration`` must be held
     out from training (never training, never out-of-distribution data): it sets the temperature by NLL, gives
-    the Kronecker posterior its output Hessian, and picks the largest posterior scale whose NLL is as good as
-    the best.
+    the Kronecker posterior its output Hessian, picks the largest posterior scale whose NLL is as good as the
+    best, and sets the temperature again for predictions under that posterior.
     ``progress`` is called with the number of examples after each batch. An ensemble gets a list of reports.
     """
     if isinstance(model, Ensemble):
@@ -122,24 +121,32 @@ def _fit_one(
     progress: Callable[[int], None] | None,
 ) -> PosteriorReport:
     _refuse_training_data(loader, calibration)
+    with fitting(model):
+        report = _fit_and_calibrate(model, loader, calibration, progress)
+    return finish(model, report)
+
+
+@contextmanager
+def fitting(model: Classifier) -> Iterator[None]:
+    """Eval mode and full precision inside; the head gets its buffers back if anything fails."""
     # Large buffers are replaced by a fit, never written into, so keeping them costs nothing.
     before = {name: t.clone() if t.numel() == 1 else t for name, t in model.head.named_buffers()}
     try:
         # In full precision whatever the caller's autocast: this pass is short, and exactness is its point.
         with evaluating(model), torch.autocast(_device(model).type, enabled=False):
-            report = _fit_and_calibrate(model, loader, calibration, progress)
+            yield
     except BaseException:
-        _restore_buffers(model.head, before)  # a pass that fails leaves the model as it was
+        for name, tensor in before.items():
+            owner, _, attribute = name.rpartition(".")
+            setattr(model.head.get_submodule(owner), attribute, tensor)
         raise
+
+
+def finish(model: Classifier, report: PosteriorReport) -> PosteriorReport:
+    """The posterior belongs to the weights as they are, and the model remembers how it was made."""
     model.mark_fitted()
     model.calibration = asdict(report)
     return report
-
-
-def _restore_buffers(module: nn.Module, saved: dict[str, Tensor]) -> None:
-    for name, tensor in saved.items():
-        owner, _, attribute = name.rpartition(".")
-        setattr(module.get_submodule(owner), attribute, tensor)
 
 
 def _fit_and_calibrate(

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy.optimize import minimize_scalar
+from scipy.stats import qmc
 from tests.contract import toy
 from torch import Tensor
 
@@ -82,12 +84,11 @@ def test_the_temperature_minimises_held_out_nll_with_its_prior(method: str, star
     assert not math.isclose(best, start, rel_tol=0.05)  # there was something to find
     assert not math.isclose(best, bare, rel_tol=0.02)  # and the prior has a say
     assert abs(math.log(best / start)) < abs(math.log(bare / start))
-    assert report.temperature == pytest.approx(best, rel=0.01)  # the search stops at one per cent
-    assert report.temperature == float(model.temperature)
+    assert report.mode_temperature == pytest.approx(best, rel=0.01)  # the search stops at one per cent
     assert report.nll_before == pytest.approx(nll(f, y, start), rel=1e-4)
-    assert report.nll_mode == pytest.approx(nll(f, y, report.temperature), rel=1e-4)
+    assert report.nll_mode == pytest.approx(nll(f, y, report.mode_temperature), rel=1e-4)
     assert report.nll_mode < report.nll_before
-    each = F.cross_entropy(f / report.temperature, y, reduction="none")
+    each = F.cross_entropy(f / report.mode_temperature, y, reduction="none")
     assert report.standard_error == pytest.approx(float(each.std()) / math.sqrt(len(y)), rel=1e-4)
     assert report.held_out == len(y)
 
@@ -123,8 +124,8 @@ def test_a_few_right_answers_do_not_send_the_temperature_to_zero() -> None:
     assert min(grid, key=lambda t: nll(f, y, t)) == pytest.approx(0.1)
     report = hetsngp.fit_posterior(model, toy.loader(*toy.blobs(3)), toy.loader(x, y))
     best = min(grid, key=lambda t: nll(f, y, t) + surprise(t, 1.0, len(y)))
-    assert report.temperature == pytest.approx(best, rel=0.01)
-    assert 0.5 < report.temperature < 1.0
+    assert report.mode_temperature == pytest.approx(best, rel=0.01)
+    assert 0.5 < report.temperature < report.mode_temperature < 1.0
 
 
 def test_the_temperature_takes_the_noise_into_account() -> None:
@@ -141,13 +142,110 @@ def test_the_temperature_takes_the_noise_into_account() -> None:
 
     grid = [10 ** (i / 40) for i in range(-20, 21)]
     best = min(grid, key=objective)
-    assert report.temperature == pytest.approx(best, rel=0.06)  # the grid's step
+    assert report.mode_temperature == pytest.approx(best, rel=0.06)  # the grid's step
     f = logits(model, HELD_OUT[0])
     without = min(grid, key=lambda t: nll(f, y, t) + surprise(t, 1.0, len(y)))
     assert abs(math.log(without / best)) > 0.1
     assert report.nll_mode == pytest.approx(
-        float(draws_nll(model, None, report.temperature).mean()), abs=0.01
+        float(draws_nll(model, None, report.mode_temperature).mean()), abs=0.01
     )
+
+
+# --- temperature, with the posterior --------------------------------------------------------------------
+
+
+def exact_nll(model: Any, temperature: float) -> Tensor:
+    """−log E softmax(u/τ)[y] of each held-out example under the posterior, by SciPy's Sobol points."""
+    u, y = model.utility(HELD_OUT[0]), HELD_OUT[1]
+    values, vectors = torch.linalg.eigh(u.covariance().double())
+    root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
+    eps = torch.tensor(qmc.MultivariateNormalQMC([0.0] * 3, rng=0).random(4096))
+    draws = u.mean.double() + torch.einsum("bkl,sl->sbk", root, eps)
+    return -torch.softmax(draws / temperature, -1).mean(0).gather(1, y[:, None]).squeeze(1).log()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("method", "posterior", "start"),
+    [
+        ("sngp", "kronecker", 0.3),
+        ("sngp", "exact", 1.0),
+        ("hetsngp", "exact", 0.3),
+        ("hetsngp", "kronecker", 0.3),
+    ],
+)
+def test_the_final_temperature_is_that_of_predictions(
+    method: str, posterior: str, start: float, weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lowest NLL with the posterior in place and the prior around the training temperature, as SciPy
+    finds it. Neither the mode's temperature nor a prior around that one would be the same."""
+    monkeypatch.setattr("hetsngp.calibration.CALIBRATION_POINTS", 4096)  # so that only the search may differ
+    (x, y), weight = HELD_OUT, torch.ones(len(HELD_OUT[1])).double()
+    if weighted:
+        weight[:6] = 8.0
+    model = toy.trained(method, 3, fit=False, flip=0.3, posterior=posterior, amplitude=40.0)
+    model.temperature = start
+    report = hetsngp.fit_posterior(model, toy.loader(*TRAIN), [(x, y, weight) if weighted else (x, y)])
+    share, witnesses = weight / weight.sum(), float(weight.sum() ** 2 / (weight**2).sum())
+
+    def best(centre: float, witnesses: float = witnesses) -> float:
+        def objective(log_temperature: float) -> float:
+            t = math.exp(log_temperature)
+            return float(share @ exact_nll(model, t)) + surprise(t, centre, witnesses)
+
+        bounds = math.log(start / 10), math.log(start * 10)
+        return math.exp(minimize_scalar(objective, bounds=bounds, method="bounded").x)
+
+    want = best(start)
+    assert report.temperature == float(model.temperature) == pytest.approx(want, rel=0.02)
+    assert abs(math.log(want / report.mode_temperature)) > 0.05  # there was something to find
+    assert abs(math.log(want / best(report.mode_temperature))) > 0.1
+    assert not weighted or abs(math.log(want / best(start, report.held_out))) > 0.04
+    assert report.nll == pytest.approx(float(share @ exact_nll(model, report.temperature)), abs=2e-3)
+
+
+@pytest.mark.parametrize("method", ["sngp", "hetsngp"])
+@pytest.mark.parametrize("posterior", ["kronecker", "exact", "shared", "momentum"])
+def test_the_second_search_pays_for_what_averaging_costs(method: str, posterior: str) -> None:
+    """It cannot end worse than where it starts; what it may give up in NLL is the prior's alone."""
+    for start in (0.5, 1.0):
+        model = toy.trained(method, 3, fit=False, flip=0.3, posterior=posterior)
+        model.temperature = start
+        report = hetsngp.fit_posterior(model, toy.loader(*TRAIN), toy.loader(*HELD_OUT))
+        here, there = (
+            surprise(t, start, report.held_out) for t in (report.temperature, report.mode_temperature)
+        )
+        assert report.nll + here <= dict(report.scale_grid)[report.scale] + there + 1e-5
+        assert report.temperature < report.mode_temperature
+        model.head.temperature.fill_(report.mode_temperature)
+        timid = model.predict(HELD_OUT[0]).confidence.mean()
+        model.head.temperature.fill_(report.temperature)
+        assert model.predict(HELD_OUT[0]).confidence.mean() > timid
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("deterministic", {}), ("heteroscedastic", {}), ("hetsngp", {"posterior": "none"})],
+)
+def test_without_a_posterior_there_is_one_temperature(method: str, options: dict[str, Any]) -> None:
+    model, report = fitted(method, **options)
+    assert report.temperature == report.mode_temperature == float(model.temperature) != 1.0
+    assert report.nll == report.nll_mode
+    assert report.scale_grid == ()
+
+
+def test_the_posterior_is_that_of_the_modes_temperature() -> None:
+    """It is a property of the likelihood it was made with; the last temperature is of predictions alone."""
+    model, report = fitted("sngp", posterior="exact")
+    variances = {}
+    for t in (report.mode_temperature, report.temperature):
+        twin = toy.trained("sngp", 3, fit=False, flip=0.3, posterior="exact")
+        twin.temperature = t
+        hetsngp.fit_posterior(twin, toy.loader(*TRAIN))
+        variances[t] = report.scale * twin.latent(twin.backbone(HELD_OUT[0])).var
+    got = model.latent(model.backbone(HELD_OUT[0])).var
+    torch.testing.assert_close(got, variances[report.mode_temperature], rtol=1e-4, atol=0)
+    assert (got / variances[report.temperature] - 1).abs().max() > 0.1
 
 
 # --- scale ----------------------------------------------------------------------------------------------
@@ -159,7 +257,7 @@ def scale_by_hand(
     """The NLL of each example at each scale, and what each scale may cost: one standard error of the
     difference from the best, example by example, and 0.01 in any case."""
     each = [
-        draws_nll(model, scale, report.temperature, draws, held_out=held_out)
+        draws_nll(model, scale, report.mode_temperature, draws, held_out=held_out)
         for scale, _ in report.scale_grid
     ]
     best = min(each, key=lambda t: float(t.mean()))
@@ -176,7 +274,6 @@ def test_the_scale_is_the_largest_whose_cost_is_allowed(method: str, posterior: 
     assert scales[0] == pytest.approx(1e-3)
     assert scales[-1] == pytest.approx(100.0 if posterior in ("shared", "momentum") else 1.0)
     assert all(b / a == pytest.approx(math.sqrt(10)) for a, b in itertools.pairwise(scales))
-    assert report.nll == dict(report.scale_grid)[report.scale]
     each, allowed = scale_by_hand(model, report)
     assert means == pytest.approx([float(t.mean()) for t in each], abs=0.01)
     chosen = max(i for i, mean in enumerate(means) if mean <= min(means) + allowed[i])
@@ -199,7 +296,8 @@ def test_the_nll_of_a_scale_is_that_of_brute_force(method: str, posterior: str) 
     model, report = fitted(method, posterior=posterior, amplitude=100.0)
     smallest, largest = report.scale_grid[0], report.scale_grid[-1]
     by_hand = [
-        float(draws_nll(model, scale, report.temperature, 20_000).mean()) for scale, _ in (smallest, largest)
+        float(draws_nll(model, scale, report.mode_temperature, 20_000).mean())
+        for scale, _ in (smallest, largest)
     ]
     assert smallest[1] == pytest.approx(by_hand[0], abs=0.005)
     assert largest[1] == pytest.approx(by_hand[1], abs=0.005)
@@ -252,7 +350,7 @@ def test_data_classified_perfectly_keep_their_posterior(method: str) -> None:
 @pytest.mark.parametrize("held_out", [HELD_OUT, None], ids=["held-out", "training"])
 def test_lambda_is_the_mean_output_hessian(held_out: Any) -> None:
     model, report = fitted("sngp", held_out=held_out)
-    t = report.temperature
+    t = report.temperature if held_out is None else report.mode_temperature
     p = torch.softmax(logits(model, (TRAIN if held_out is None else held_out)[0]) / t, -1)
     hessian = torch.stack([torch.diag(row) - torch.outer(row, row) for row in p]).mean(0) / t**2
     posterior = model.head.latent.posterior
@@ -268,7 +366,7 @@ def test_lambda_of_the_sigmoid_is_the_mean_of_p_one_minus_p() -> None:
     model = toy.trained("sngp", 3, fit=False, link="sigmoid")
     train = toy.blobs(3)
     training = toy.loader(train[0], F.one_hot(train[1], 3).float())
-    t = hetsngp.fit_posterior(model, training, toy.loader(x, hot)).temperature
+    t = hetsngp.fit_posterior(model, training, toy.loader(x, hot)).mode_temperature
     p = torch.sigmoid(logits(model, x) / t)
     expected = (p * (1 - p)).mean(0) / t**2
     torch.testing.assert_close(model.head.latent.posterior.gamma.double(), expected, rtol=1e-4, atol=1e-7)
@@ -319,7 +417,7 @@ def test_without_calibration_nothing_is_chosen(method: str) -> None:
 def test_fitting_twice_is_fitting_once(method: str) -> None:
     model, first = fitted(method)
     before = model.predict(HELD_OUT[0])
-    model.temperature = 1.0
+    assert float(model.temperature) != 1.0  # and yet the search starts at the training temperature again
     second = hetsngp.fit_posterior(model, toy.loader(*TRAIN), toy.loader(*HELD_OUT))
     assert second == first
     assert toy.same_bits(model.predict(HELD_OUT[0]), before)
@@ -352,14 +450,18 @@ def test_held_out_data_in_several_chunks(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_report_reads_well() -> None:
     _, report = fitted("sngp")
     text = str(report)
-    assert text.startswith("posterior kronecker from 36 examples; on 60 held-out examples chose temperature ")
-    assert f"{report.temperature:.3g}" in text
-    assert f"posterior scale {report.scale:.3g}" in text
-    assert text.endswith(f"the largest that costs at most {report.allowance:.4f}: NLL {report.nll:.4f}")
+    assert text == (
+        "posterior kronecker from 36 examples; on 60 held-out examples chose posterior scale "
+        f"{report.scale:.3g}, the largest that costs at most {report.allowance:.4f}, and temperature "
+        f"{report.temperature:.3g}: NLL {report.nll_before:.4f} → {report.nll:.4f}"
+    )
     _, bare = fitted("sngp", held_out=None)
     assert str(bare) == "posterior kronecker from 36 examples, not calibrated"
     _, none = fitted("deterministic")
-    assert "None" not in str(none)
+    assert str(none) == (
+        f"no posterior; on 60 held-out examples chose temperature {none.temperature:.3g}: "
+        f"NLL {none.nll_before:.4f} → {none.nll:.4f}"
+    )
 
 
 def test_progress_counts_examples() -> None:

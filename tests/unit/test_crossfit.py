@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy.optimize import minimize_scalar
+from scipy.stats import qmc
 from tests.contract import toy
 from torch import Tensor
 
@@ -118,20 +123,63 @@ def test_the_temperature_is_that_of_the_pooled_objective(method: str) -> None:
 
     grid = [10 ** (i / 1000) for i in range(-1000, 1001)]
     best = min(grid, key=objective)
-    assert report.temperature == pytest.approx(best, rel=0.01)
+    assert report.mode_temperature == pytest.approx(best, rel=0.01)
     alone = [min(grid, key=lambda t, rows=rows: objective(t, rows)) for rows in (A, B)]
     assert all(abs(math.log(best / t)) > 0.02 for t in alone)  # neither fold decides by itself
     assert {float(m.temperature) for m in (model, *folds)} == {report.temperature}
     assert report.nll_before == pytest.approx(float(nll(1.0)), rel=1e-9)
-    assert report.nll_mode == pytest.approx(float(nll(report.temperature)), rel=1e-9)
+    assert report.nll_mode == pytest.approx(float(nll(report.mode_temperature)), rel=1e-6)
     assert report.held_out == pytest.approx(float(weight.sum()))
+    assert method in GP or report.temperature == report.mode_temperature
+
+
+@torch.no_grad()
+def exact_nll(model: Any, rows: slice, temperature: float) -> Tensor:
+    """−log E softmax(u/τ)[y] of each example under the posterior, by SciPy's Sobol points."""
+    x, y, _ = data()
+    u = model.utility(x[rows])
+    root = torch.linalg.cholesky(u.covariance() + 1e-12 * torch.eye(3))
+    eps = torch.tensor(qmc.MultivariateNormalQMC([0.0] * 3, rng=0).random(4096))
+    draws = u.mean + torch.einsum("bkl,sl->sbk", root, eps)
+    return -torch.softmax(draws / temperature, -1).mean(0).gather(1, y[rows, None]).squeeze(1).log()
+
+
+@pytest.mark.parametrize("posterior", ["kronecker", "exact"])
+@pytest.mark.parametrize("method", GP)
+def test_the_final_temperature_is_that_of_predictions_on_the_pool(
+    method: str, posterior: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each example under the posterior that has not seen it, by weight; the prior is around that of training,
+    and all examples are its witnesses."""
+    monkeypatch.setattr("hetsngp.calibration.CALIBRATION_POINTS", 4096)  # so that only the search may differ
+    model, folds, report = crossed(method, posterior=posterior)
+    weight = data()[2]
+
+    def objective(log_temperature: float, used: Any = (A, B), centre: float = 1.0) -> float:
+        t = math.exp(log_temperature)
+        each = torch.cat([exact_nll(folds[rows is B], rows, t) for rows in used])
+        w = torch.cat([weight[rows] for rows in used])
+        return float(each @ w / w.sum() + 2 * math.log(t / centre) ** 2 * (w**2).sum() / w.sum() ** 2)
+
+    def best(*args: Any) -> float:
+        bounds = math.log(0.1), math.log(10.0)
+        return math.exp(minimize_scalar(objective, bounds=bounds, method="bounded", args=args).x)
+
+    want = best()
+    assert {float(m.temperature) for m in (model, *folds)} == {report.temperature}
+    assert report.temperature == pytest.approx(want, rel=0.02)
+    assert abs(math.log(want / report.mode_temperature)) > 0.05  # there was something to find
+    assert all(abs(math.log(want / best((rows,)))) > 0.05 for rows in (A, B))  # no fold decides by itself
+    assert abs(math.log(want / best((A, B), report.mode_temperature))) > 0.05
+    prior = 2 * math.log(want) ** 2 * float((weight**2).sum() / weight.sum() ** 2)
+    assert report.nll == pytest.approx(objective(math.log(want)) - prior, abs=3e-3)
 
 
 @pytest.mark.parametrize("link", ["softmax", "sigmoid"])
 def test_lambda_is_the_mean_over_all_examples(link: str) -> None:
     model, folds, report = crossed("sngp", link=link)
     f, _, weight = pooled_logits(folds)
-    t = report.temperature
+    t = report.mode_temperature
     share = weight / weight.sum()
     if link == "sigmoid":
         p = torch.sigmoid(f / t)
@@ -154,14 +202,14 @@ def test_lambda_is_the_mean_over_all_examples(link: str) -> None:
 
 
 @pytest.mark.parametrize("posterior", KINDS)
-def test_the_posterior_is_of_all_the_data_at_the_chosen_temperature(posterior: str) -> None:
+def test_the_posterior_is_of_all_the_data_at_the_modes_temperature(posterior: str) -> None:
     """As fit_posterior gives it for the same temperature, but for Λ and the scale."""
     model, _, report = crossed("sngp", posterior=posterior)
     weight = data()[2]
     assert report.count == pytest.approx(float(weight.sum()))
     assert report.posterior == posterior
     twin = model_of("sngp", 4, posterior=posterior)
-    twin.temperature = report.temperature
+    twin.temperature = report.mode_temperature
     hetsngp.fit_posterior(twin, part(slice(None)))
     if posterior == "kronecker":
         twin.head.latent.posterior.gamma = model.head.latent.posterior.gamma
@@ -185,7 +233,7 @@ def test_the_scale_is_chosen_on_the_pool(method: str) -> None:
             root = torch.linalg.cholesky(u.covariance() + 1e-12 * torch.eye(3))
             eps = torch.randn(10_000, len(x[rows]), 3, generator=torch.Generator().manual_seed(0)).double()
             draws = u.mean + torch.einsum("bkl,sbl->sbk", root, eps)
-            p = torch.softmax(draws / report.temperature, -1).mean(0)
+            p = torch.softmax(draws / report.mode_temperature, -1).mean(0)
             pieces.append(-p.gather(1, y[rows, None]).squeeze(1).log())
         each.append(torch.cat(pieces))
     share = weight / weight.sum()
@@ -201,7 +249,6 @@ def test_the_scale_is_chosen_on_the_pool(method: str) -> None:
     chosen = max(i for i, v in enumerate(values) if v <= min(values) + allowed[i])
     assert report.scale == report.scale_grid[chosen][0]
     assert report.allowance == pytest.approx(allowed[chosen], rel=0.1)
-    assert report.nll == values[chosen]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -216,6 +263,76 @@ def test_earlier_calibrations_leave_no_trace_and_modes_stay(method: str) -> None
     assert model.training
     assert toy.same_bits(model.predict(ALL[0].double()), before)
     assert model.calibration["temperature"] == report.temperature
+
+
+def breaking(loader: list[Any]) -> Iterator[Any]:
+    """All but the last batch, and then none."""
+    yield from loader[:-1]
+    raise OSError("the disk is gone")
+
+
+def remembered(model: Any) -> Any:
+    """Everything that a failure must not change."""
+    state = {name: t.clone() for name, t in model.state_dict().items()}
+    return state, [m.training for m in model.modules()], model.calibration, model._trained_since_fit
+
+
+@pytest.mark.parametrize("where", ["held out", "training", "all rows", "scale", "last temperature"])
+@pytest.mark.parametrize("posterior", KINDS)
+def test_if_one_step_fails_all_models_are_as_they_were(
+    posterior: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fold models too: half of them at a new temperature would fit nothing."""
+    model, folds, _ = crossed("hetsngp", posterior=posterior)
+    models = (model, *folds)
+    for each in (model, folds[1]):
+        each.train()
+        each.head.noise.eval()  # every module has its own mode
+        each.loss(*data()[:2])  # trained since: the posterior is known to be stale
+    before = [remembered(each) for each in models]
+    assert [state[-1] for state in before] == [True, False, True]
+    loaders = {"all rows": part(slice(None)), "training": part(A), "held out": part(B)}
+    if where in loaders:
+        loaders[where] = breaking(loaders[where])
+    else:
+        name = "largest_good_scale" if where == "scale" else "pooled_nll"
+        real, calls = getattr(hetsngp.calibration, name), []
+
+        def fails(*args: Any, posterior: bool = True) -> Any:
+            calls.append(posterior)
+            if where == "scale" or sum(calls) > 12:  # in the second search of the temperature
+                raise OSError("the disk is gone")
+            return real(*args, posterior=posterior)
+
+        monkeypatch.setattr(hetsngp.calibration, name, fails)
+    with pytest.raises(OSError, match="the disk is gone"):
+        cross_fit_posterior(
+            model,
+            loaders["all rows"],
+            [(folds[0], part(B), part(A)), (folds[1], loaders["training"], loaders["held out"])],
+        )
+    for each, (state, *rest) in zip(models, before, strict=True):
+        assert all(torch.equal(t, state[name]) for name, t in each.state_dict().items())
+        assert list(remembered(each)[1:]) == rest
+
+
+def test_fold_models_can_predict_afterwards() -> None:
+    model, folds, _ = crossed("sngp")
+    for fold in folds:
+        fold.train()
+        fold.loss(*data()[:2])
+        fold.eval()
+    with pytest.warns(UserWarning, match="trained after its posterior was fitted"):
+        folds[0].predict(data()[0])
+    report = cross_fit_posterior(
+        model, part(slice(None)), [(folds[0], part(B), part(A)), (folds[1], part(A), part(B))]
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for each in (model, *folds):
+            each.predict(data()[0])
+    assert {float(m.head.latent.posterior.scale) for m in (model, *folds)} == {report.scale}
+    assert model.calibration == dataclasses.asdict(report)
 
 
 def test_held_out_rows_that_were_trained_on_are_noticed() -> None:

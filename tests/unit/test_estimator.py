@@ -26,9 +26,9 @@ from tests.contract import toy
 import hetsngp
 from hetsngp import HetSNGPClassifier
 from hetsngp.estimator import table
-from hetsngp.estimator.classifier import GP_LEARNING_RATE
+from hetsngp.estimator.fitting import GP_LEARNING_RATE
 from hetsngp.estimator.progress import Progress
-from hetsngp.loop import EpochResult
+from hetsngp.loop import EpochResult, Schedule
 from hetsngp.recipes import METHODS, Options
 from hetsngp.types import Prediction
 
@@ -78,7 +78,9 @@ def test_every_method_learns(method: str, classes: int) -> None:
     np.testing.assert_allclose(pred.probs.sum(1), 1)
     assert all(isinstance(getattr(pred, name), np.ndarray) for name in FIELDS)
     assert clf.report_.held_out == 300  # in five folds, each row once
-    assert clf.n_iter_ == len(clf.history_) == 10
+    values = [result.held_out for result in clf.history_]
+    assert 1 <= clf.n_iter_ == len(values) <= 10
+    assert values[-1] == min(values)  # as long as served the folds
 
 
 def test_far_inputs_are_doubted_and_noisy_ones_are_told_apart() -> None:
@@ -155,7 +157,8 @@ def test_weights_are_repetition(method: str, class_weight: Any, fraction: float)
     two = small(method, **options).fit(X.repeat(weight, 0)[order], y.repeat(weight)[order])
     without = small(method, **options).fit(X, y)
     assert one.report_.held_out > 100
-    assert (one.history_[0].held_out is None) == (fraction == 0.1)
+    assert one.history_ == two.history_
+    assert one.history_[0].held_out != without.history_[0].held_out
     assert one.report_ == two.report_
     same(one.predict_uncertainty(X), two.predict_uncertainty(X))
     assert np.abs(one.predict_proba(X) - without.predict_proba(X)).max() > 1e-3
@@ -314,45 +317,108 @@ def test_no_class_leaves_training(fraction: float) -> None:
 # --- what is held out, and what for ---------------------------------------------------------------------
 
 
+def rows_in(loader: Any) -> set[tuple[float, ...]]:
+    return {*map(tuple, loader.tensors[0].tolist())}
+
+
 class Spy:
-    """Lets trainings through and remembers what they were given."""
+    """Lets trainings through and remembers what they were given, and what the folds found."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rows: list[set[tuple[float, ...]]] = []
         self.options: list[dict[str, Any]] = []
-        self.train = hetsngp.loop.train
-        monkeypatch.setattr("hetsngp.estimator.classifier.train", self)
+        self.folds: list[tuple[Any, ...]] = []
+        self.fold_options: dict[str, Any] = {}
+        self.found: list[EpochResult] = []
+        self.train, self.train_folds = hetsngp.loop.train, hetsngp.loop.train_folds
+        monkeypatch.setattr("hetsngp.estimator.fitting.train", self)
+        monkeypatch.setattr("hetsngp.estimator.fitting.train_folds", self.of_folds)
 
     def __call__(self, model: Any, loader: Any, **options: Any) -> Any:
-        self.rows.append({*map(tuple, loader.tensors[0].tolist())})
+        self.rows.append(rows_in(loader))
         self.options.append(options)
         return self.train(model, loader, **options)
 
+    def of_folds(self, models: Any, loaders: Any, validation: Any, schedule: Any, **options: Any) -> Any:
+        self.folds = list(zip(models, loaders, validation, strict=True))
+        self.fold_options = {"schedule": schedule, **options}
+        self.found = self.train_folds(models, loaders, validation, schedule, **options)
+        return self.found
 
-def test_small_tables_are_calibrated_in_folds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five models that each miss a fifth, then one of all rows; none is stopped."""
+    @property
+    def best(self) -> int:
+        return int(np.argmin([result.held_out for result in self.found])) + 1
+
+
+def flipped(rows: int = 120, share: float = 0.4, seed: int = 0) -> tuple[Any, Any]:
+    """Two blobs far apart, and a share of wrong labels."""
+    X, y = make_blobs(rows, 2, centers=[[0, 0], [6, 0]], random_state=seed)
+    return X, np.where(np.random.default_rng(seed).random(rows) < share, 1 - y, y)
+
+
+def test_small_tables_are_stopped_and_calibrated_in_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five models that each miss a fifth tell for how long to train the one of all rows."""
     spy = Spy(monkeypatch)
-    X, y = blobs(100)
+    X, y = flipped(100, 0.1)
     weight = 0.5 + np.random.default_rng(0).random(100)
-    clf = small(patience=1, epochs=6).fit(X, y, sample_weight=weight)
-    assert [len(rows) for rows in spy.rows] == [80] * 5 + [100]
-    held_out = [spy.rows[-1] - rows for rows in spy.rows[:5]]
+    clf = small(epochs=12, patience=None).fit(X, y, sample_weight=weight)
+    [everything] = spy.rows
+    assert len(everything) == 100
+    for model, training, held_out in spy.folds:
+        assert (len(rows_in(training)), len(rows_in(held_out))) == (80, 20)
+        assert rows_in(training) | rows_in(held_out) == everything
+        assert model.dataset_size == pytest.approx(weight.sum() - float(held_out.tensors[2].sum()))
+        assert float(training.tensors[2].mean()) == pytest.approx(1.0)
+    held_out = [rows_in(each) for _, _, each in spy.folds]
     assert sum(map(len, held_out)) == len(set.union(*held_out)) == 100
-    for options in spy.options:
-        assert options["validation"] is options["patience"] is None
-        assert (options["epochs"], options["gp_lr"]) == (6, GP_LEARNING_RATE)
+    assert sum(float(each.tensors[2].sum()) for _, _, each in spy.folds) == pytest.approx(weight.sum())
+    assert spy.fold_options["schedule"] == Schedule(12, 1e-2, 1e-4, GP_LEARNING_RATE)
+    assert spy.fold_options["patience"] is None
+
+    values = [result.held_out for result in spy.found]
+    assert 1 < spy.best < len(values) == 12  # so that there was something to choose
+    assert clf.n_iter_ == len(clf.history_) == spy.best
+    assert [result.held_out for result in clf.history_] == values[: spy.best]
+    [options] = spy.options
+    assert options["validation"] is options["patience"] is None
+    assert (options["epochs"], options["stop_after"], options["gp_lr"]) == (12, spy.best, GP_LEARNING_RATE)
     assert clf.report_.held_out == clf.report_.count == pytest.approx(weight.sum())
-    assert clf.n_iter_ == 6
     assert (
         clf.model_.calibration["scale"] == clf.report_.scale == float(clf.model_.head.latent.posterior.scale)
     )
-    # The model is that of all rows; folds give it temperature, Λ and scale, and nothing else.
-    without = plain(epochs=6).fit(X, y, sample_weight=weight)
+
+    # The model is that of all rows; folds give it epochs, temperature, Λ and scale, and nothing else.
+    def until_best(*args: Any, **given: Any) -> Any:
+        return spy.train(*args, **{**given, "stop_after": spy.best})
+
+    monkeypatch.setattr("hetsngp.estimator.fitting.train", until_best)
+    without = plain(epochs=12).fit(X, y, sample_weight=weight)
     assert without.report_.held_out == 0
     for (name, a), b in zip(clf.model_.named_parameters(), without.model_.parameters(), strict=True):
         assert torch.equal(a, b), name
+    assert [result.loss for result in clf.history_] == [result.loss for result in without.history_]
     assert float(clf.model_.temperature) == clf.report_.temperature != float(without.model_.temperature)
     np.testing.assert_array_equal(clf.mean_, without.mean_)
+
+
+@pytest.mark.parametrize("patience", [1, 3])
+def test_folds_stop_when_nothing_gets_better(patience: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    spy = Spy(monkeypatch)
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(60, 3)), rng.integers(0, 2, 60)  # nothing to learn
+    clf = small(patience=patience, epochs=40).fit(X, y)
+    assert len(spy.found) == spy.best + patience < 40
+    assert clf.n_iter_ == len(clf.history_) == spy.best
+    assert {result.epochs for result in clf.history_} == {spy.best}
+
+
+@pytest.mark.parametrize("method", ["deterministic", "hetsngp"])
+def test_folds_train_long_where_it_helps_and_not_where_it_is_memorising(method: str) -> None:
+    options: dict[str, Any] = {"epochs": 30, "patience": 5}
+    clean = small(method, **options).fit(*flipped(share=0.0))
+    noisy = small(method, **options).fit(*flipped(share=0.4))
+    assert noisy.n_iter_ < 8
+    assert clean.n_iter_ > 2 * noisy.n_iter_
 
 
 def test_large_tables_are_stopped_and_calibrated_by_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,10 +427,11 @@ def test_large_tables_are_stopped_and_calibrated_by_one_part(monkeypatch: pytest
     clf = small(patience=2, epochs=3).fit(X, y)
     assert len(spy.rows) == 1
     assert len(spy.rows[0]) == 900
-    validation = {*map(tuple, spy.options[0]["validation"].tensors[0].tolist())}
+    validation = rows_in(spy.options[0]["validation"])
     assert len(validation) == 100
     assert not validation & spy.rows[0]
-    assert spy.options[0]["patience"] == 2
+    assert (spy.options[0]["patience"], spy.options[0]["stop_after"]) == (2, None)
+    assert not spy.folds
     assert (clf.report_.held_out, clf.report_.count) == (100, 900)
     assert clf.history_[0].held_out is not None
 
@@ -377,7 +444,9 @@ def test_too_little_data_is_not_held_out(rows: int, fraction: float, monkeypatch
     assert [len(each) for each in spy.rows] == [rows]
     assert clf.report_.held_out == 0
     assert clf.report_.count == rows
-    assert clf.n_iter_ == 10
+    assert not spy.folds
+    assert clf.n_iter_ == len(clf.history_) == 10
+    assert {result.held_out for result in clf.history_} == {None}
     assert clf.predict_uncertainty(X).latent_variance.min() > 0
 
 
@@ -447,7 +516,7 @@ def test_lists_frames_and_memmaps(tmp_path: Path) -> None:
         small().predict_uncertainty(X)
 
 
-@pytest.mark.parametrize("where", ["fit_posterior", "cross_fit_posterior", "train"])
+@pytest.mark.parametrize("where", ["fit_posterior", "cross_fit_posterior", "train", "train_folds"])
 def test_an_interrupted_fit_changes_nothing(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     X, y = blobs(60)
     clf = (plain if where == "fit_posterior" else small)(epochs=2).fit(X, y)
@@ -456,7 +525,7 @@ def test_an_interrupted_fit_changes_nothing(where: str, monkeypatch: pytest.Monk
     def stop(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"hetsngp.estimator.classifier.{where}", stop)
+    monkeypatch.setattr(f"hetsngp.estimator.fitting.{where}", stop)
     with pytest.raises(KeyboardInterrupt):
         clf.fit(X + 5, 1 - (y > 1))
     np.testing.assert_array_equal(clf.predict_proba(X), before)
@@ -576,20 +645,25 @@ def test_progress_is_printed_now_and_then(capsys: pytest.CaptureFixture[str]) ->
     assert [line.split()[1] for line in epochs] == ["1/20", *(f"{i}/20" for i in range(2, 21, 2))]
     final = clf.history_[-1]
     assert epochs[-1] == f"epoch 20/20  loss {final.loss:.4f}  held-out NLL {final.held_out:.4f}"
-    with Progress(40, 1, show=True) as progress:
+    with Progress(40, 0, show=True) as progress:
         for epoch in (1, 2, 3):  # stopped early: the last one is shown too
             progress(EpochResult(epoch, 40, 0.5, None))
     assert capsys.readouterr().out.split("\n") == ["epoch 1/40  loss 0.5000", "epoch 3/40  loss 0.5000", ""]
 
 
-def test_progress_names_the_folds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_names_the_folds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spy = Spy(monkeypatch)
     X, y = blobs(60)
     clf = small(epochs=2, verbose=1).fit(X, y)
     *epochs, last = capsys.readouterr().out.strip().split("\n")
-    expected = [f"fold {i}/5  epoch {e}/2  loss" for i in range(1, 6) for e in (1, 2)]
-    expected += ["epoch 1/2  loss", "epoch 2/2  loss"]
-    assert [line.rsplit(" ", 1)[0] for line in epochs] == expected
-    assert float(epochs[-1].split()[-1]) == pytest.approx(clf.history_[-1].loss, abs=1e-4)
+    expected = [
+        f"5 folds  epoch {r.epoch}/2  loss {r.loss:.4f}  held-out NLL {r.held_out:.4f}" for r in spy.found
+    ]
+    expected += [f"all rows  epoch {r.epoch}/{clf.n_iter_}  loss {r.loss:.4f}" for r in clf.history_]
+    assert epochs == expected
+    assert len(expected) == 4
     assert last == str(clf.report_)
 
 
@@ -599,11 +673,11 @@ def test_progress_is_a_bar_in_a_terminal(
     pytest.importorskip("rich")
     monkeypatch.setenv("FORCE_COLOR", "1")
     X, y = blobs(40)
-    small(epochs=3, verbose=1).fit(X, y)
+    clf = small(epochs=3, verbose=1).fit(X, y)
     text = capsys.readouterr().out
     assert "\x1b[" in text
-    assert "epoch 3/3  loss" in text
-    assert "held-out examples chose temperature" in text
+    assert f"all rows  epoch {clf.n_iter_}/{clf.n_iter_}  loss" in text
+    assert str(clf.report_) in text
 
 
 # --- bad parameters -------------------------------------------------------------------------------------

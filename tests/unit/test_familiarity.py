@@ -130,34 +130,100 @@ def test_rounding_does_not_lead_below_zero(posterior: str) -> None:
 # --- what it does to the noise --------------------------------------------------------------------------
 
 
+def widen(model: Any, by: float = 6.0) -> Any:
+    with torch.no_grad():
+        model.head.noise.factor.bias.add_(by * torch.randn(6, generator=torch.Generator().manual_seed(0)))
+    return model
+
+
+@torch.no_grad()
+def full_noise(model: Any, x: Tensor) -> Tensor:
+    """Σ(x) as it was learned: (B, K, K)."""
+    var, factor = model.head.noise(model.backbone(x))
+    return torch.diag_embed(var) + factor.dense() @ factor.dense().mT
+
+
+@torch.no_grad()
+def believed_noise(model: Any, x: Tensor) -> Tensor:
+    return model.head.parts(model.backbone(x), posterior=True)[1].covariance()
+
+
 @pytest.mark.parametrize("noise", ["low_rank", "parameter_efficient"])
 @pytest.mark.parametrize("posterior", [*KINDS, "none"])
-def test_the_noise_covariance_is_multiplied_by_it(posterior: str, noise: str) -> None:
-    model = fitted(posterior, noise=noise)
+def test_the_noise_is_believed_as_far_as_its_width_allows(posterior: str, noise: str) -> None:
+    """k/(k + (1 − k)·max(v, 1)) of it, v its mean variance in units of the training temperature."""
+    model = fitted(posterior, noise=noise, temperature=0.75)
+    model.head.temperature.fill_(0.05)  # calibration has no say in it
     x = queries()
+    full, shares = full_noise(model, x), []
+    for k, covariance in zip(familiarity(model, x).tolist(), full, strict=True):
+        width = float(covariance.trace()) / 3 / 0.75**2
+        shares.append(k / (k + (1 - k) * max(width, 1.0)))
+    share = torch.tensor(shares, dtype=torch.float64)[:, None, None]
+    widths = full.diagonal(dim1=1, dim2=2).mean(1) / 0.75**2
+    assert widths.min() < 1 < widths.max()  # both sides of the rule
+    assert posterior == "none" or share.min() < 0.5
+    torch.testing.assert_close(believed_noise(model, x), share * full, rtol=1e-10, atol=1e-12)
     with torch.no_grad():
-        h = model.backbone(x)
-        var, factor = model.head.noise(h)
-        dense = factor.dense()
-        full = torch.diag_embed(var) + dense @ dense.mT
-        latent, scaled = model.head.parts(h, posterior=True)
-        at_mode = model.head.parts(h, posterior=False)[1]
-    known = familiarity(model, x)
-    assert posterior == "none" or known.min() < 0.7
-    torch.testing.assert_close(scaled.covariance(), known[:, None, None] * full, rtol=1e-10, atol=1e-12)
+        latent, _ = model.head.parts(model.backbone(x), posterior=True)
+        _, at_mode = model.head.parts(model.backbone(x), posterior=False)
     torch.testing.assert_close(at_mode.covariance(), full, rtol=1e-12, atol=1e-14)  # as it was learned
-    assert not scaled.mean.any()
+    assert not at_mode.mean.any()
     u = model.utility(x)
-    torch.testing.assert_close(
-        u.covariance(), latent.covariance() + known[:, None, None] * full, rtol=1e-8, atol=1e-8
-    )
+    torch.testing.assert_close(u.covariance(), latent.covariance() + share * full, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("posterior", KINDS)
+def test_believed_noise_is_no_wider_than_the_odds_of_knowing_it(posterior: str) -> None:
+    """k/(1 − k) in units of τ² on average over classes, however wide it is on the data; and no more than k
+    of what was learned."""
+    model = widen(fitted(posterior, temperature=1.5), 60.0)
+    x = torch.cat([factor * data()[0] for factor in (1.0, 1.3, 2.0, 3.0, 10.0, 100.0)])
+    known = familiarity(model, x)
+    width = believed_noise(model, x).diagonal(dim1=1, dim2=2).mean(1)
+    full = full_noise(model, x).diagonal(dim1=1, dim2=2).mean(1)
+    assert (width <= known / (1 - known) * 1.5**2 * (1 + 1e-9)).all()
+    assert (width <= known * full * (1 + 1e-9)).all()
+    some = (known > 0.3) & (known < 0.7)
+    assert some.any()
+    assert (known * full)[some].min() > 20 * width[some].max()  # what a plain share of it would leave
+    narrow = widen(model, -60.0)
+    with torch.no_grad():
+        narrow.head.noise.diagonal.bias.sub_(5.0)
+        narrow.head.noise.factor.weight.mul_(0.1)
+    full = full_noise(narrow, x)
+    assert full.diagonal(dim1=1, dim2=2).mean(1).max() < 1.5**2
+    torch.testing.assert_close(believed_noise(narrow, x), known[:, None, None] * full)
+
+
+def test_it_is_the_training_temperature_that_noise_is_measured_by() -> None:
+    """The noise was learned with that one; a calibrated temperature belongs to predictions."""
+    model = widen(fitted("kronecker"))
+    x = queries()
+    before = believed_noise(model, x)
+    model.head.temperature.fill_(0.3)  # as calibration sets it
+    torch.testing.assert_close(believed_noise(model, x), before, rtol=1e-10, atol=1e-12)
+    model.temperature = 3.0
+    assert (believed_noise(model, x) / before)[-4:].min() > 1.5
+
+
+def test_wide_noise_does_not_hide_doubt_half_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A half of wide noise is still wide: there it would pass for a fact about the labels."""
+    model = widen(fitted("kronecker", random_features=512), 20.0)
+    x = torch.cat([factor * data()[0] for factor in (1.5, 2.0, 3.0)])
+    near, x = data()[0], x[(familiarity(model, x) - 0.5).abs() < 0.3]
+    assert len(x) > 5
+    here, there = model.predict(near), model.predict(x)
+    monkeypatch.setattr("hetsngp.nn.heads.known_share", lambda variance, familiarity: familiarity)
+    old_here, old_there = model.predict(near), model.predict(x)
+    assert there.data_uncertainty.mean() < 0.7 * old_there.data_uncertainty.mean()
+    assert there.model_uncertainty.mean() > 1.2 * old_there.model_uncertainty.mean()
+    assert here.data_uncertainty.mean() > 0.9 * old_here.data_uncertainty.mean()  # on the data it is kept
 
 
 def test_noise_of_the_data_does_not_hide_the_doubt_far_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the noise as the network extrapolates it, a part of the doubt far away would pass for noise."""
-    model = fitted("kronecker", random_features=512)
-    with torch.no_grad():
-        model.head.noise.factor.bias.add_(6.0 * torch.randn(6, generator=torch.Generator().manual_seed(0)))
+    model = widen(fitted("kronecker", random_features=512))
     near, far = data()[0], 100 * data()[0]
     here, there = model.predict(near), model.predict(far)
     monkeypatch.setattr(model.head.latent, "familiarity", lambda h: h.new_ones(len(h)))

@@ -20,7 +20,7 @@ LAYERS: list[set[str]] = [
     {"types", "errors", "validation"},
     {"functional"},
     {"nn"},
-    {"model"},
+    {"model", "ensemble"},
     {"recipes", "conversion", "calibration", "posterior", "crossfit", "loop"},
     {"artifact", "estimator"},
     {"data", "training", "evaluation", "metrics"},

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -68,8 +67,16 @@ def assembled(form: str, tensors: list[Tensor]) -> UtilityNormal:
 LABELS = torch.tensor([0, 4, 2, 2, 1, 3])
 
 
-def is_mild(u: UtilityNormal) -> Tensor:
-    return u.covariance().diagonal(dim1=-2, dim2=-1).amax(-1) <= MILD_VARIANCE
+def is_mild(u: UtilityNormal) -> tuple[Tensor, Tensor]:
+    """By part: the variance that the diagonal brings, and that the factor brings."""
+    diagonal = u.var.detach()
+    factor = u.covariance().detach().diagonal(dim1=-2, dim2=-1) - diagonal
+    return diagonal.amax(-1) <= MILD_VARIANCE, factor.amax(-1) <= MILD_VARIANCE
+
+
+def is_of_diagonal(form: str, leaf: int) -> bool:
+    """Whether a gradient follows the choice made for the diagonal; the mean's is the same either way."""
+    return leaf == 1 and form not in ("kronecker", "dense, no diagonal")
 
 
 # --- oracles --------------------------------------------------------------------------------------------
@@ -125,12 +132,15 @@ def gradients(value: Tensor, tensors: list[Tensor], weight: Tensor | None = None
     return list(torch.autograd.grad((value * weight).sum(), tensors))
 
 
-def expected_gradients(make: Callable[[], UtilityNormal], tensors: list[Tensor], weight: Tensor, **at: Any):
-    """Price's where a row is mild, the path's elsewhere."""
-    mild = is_mild(make()).to(weight)
-    by_price = gradients(price(make(), LABELS, **at), tensors, weight * mild)
-    by_path = gradients(textbook(make(), LABELS, **at), tensors, weight * (1 - mild))
-    return [a + b for a, b in zip(by_price, by_path, strict=True)]
+def expected_gradients(form: str, tensors: list[Tensor], weight: Tensor, **at: Any) -> list[Tensor]:
+    """Price's where a part of a row is mild, the path's elsewhere."""
+    by_part = []
+    for mild in is_mild(assembled(form, tensors)):
+        share = mild.to(weight)
+        by_price = gradients(price(assembled(form, tensors), LABELS, **at), tensors, weight * share)
+        by_path = gradients(textbook(assembled(form, tensors), LABELS, **at), tensors, weight * (1 - share))
+        by_part.append([a + b for a, b in zip(by_price, by_path, strict=True)])
+    return [by_part[0 if is_of_diagonal(form, leaf) else 1][leaf] for leaf in range(len(tensors))]
 
 
 def assert_close(got: Any, want: Any, tolerance: float = 1e-10) -> None:
@@ -204,31 +214,34 @@ def test_the_gradient_is_prices_for_mild_rows_and_the_paths_for_others(
         return assembled(form, tensors)
 
     if form not in ("shared", "kronecker", "sum"):
-        assert is_mild(make()).sum() == {"mild": 6, "wide": 0, "mixed": 3}[width]
+        both = torch.stack(is_mild(make())).all(0)
+        assert both.sum() == {"mild": 6, "wide": 0, "mixed": 3}[width]
     weight = torch.randn(BATCH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     out = softmax_nll(make(), LABELS, num_samples=40, seed=3, decorrelate=decorrelate)
     got = gradients(out, tensors, weight)
-    want = expected_gradients(make, tensors, weight, count=40, seed=3, decorrelate=decorrelate)
+    want = expected_gradients(form, tensors, weight, count=40, seed=3, decorrelate=decorrelate)
     assert_close(got, want)
 
 
 def test_where_mild_ends() -> None:
-    """Either side of MILD_VARIANCE, by the largest variance of a row, diagonal and factor together."""
+    """Either side of MILD_VARIANCE, for the diagonal and for the factor, each by its own largest variance."""
     tensors = leaves("dense", "mild")
+    wanted = torch.tensor([0.5, 0.999, 1.001, 0.999, 1.001, 2.0], dtype=torch.float64) * MILD_VARIANCE
     with torch.no_grad():
-        largest = assembled("dense", tensors).marginal_variance().amax(-1)
-        wanted = torch.tensor([0.5, 0.999, 1.001, 0.999, 1.001, 2.0], dtype=torch.float64) * MILD_VARIANCE
-        tensors[1] *= (wanted / largest)[:, None]
-        tensors[2] *= (wanted / largest).sqrt()[:, None, None]
-    assert is_mild(assembled("dense", tensors)).tolist() == [True, True, False, True, False, False]
+        tensors[1] *= (wanted / tensors[1].amax(-1))[:, None]
+        of_factor = wanted[[1, 2, 4, 5, 3, 0]]
+        tensors[2] *= (of_factor / tensors[2].square().sum(-1).amax(-1)).sqrt()[:, None, None]
+    kinds_of_rows = [mild.tolist() for mild in is_mild(assembled("dense", tensors))]
+    assert kinds_of_rows == [[True, True, False, True, False, False], [True, False, False, False, True, True]]
     at: dict[str, Any] = {"count": 16, "seed": 0}
     got = gradients(softmax_nll(assembled("dense", tensors), LABELS, num_samples=16, seed=0), tensors)
     kinds = [gradients(fn(assembled("dense", tensors), LABELS, **at), tensors) for fn in (price, textbook)]
-    for row, mild in enumerate(is_mild(assembled("dense", tensors))):
-        for mine, by_price, by_path in zip(got[1:], kinds[0][1:], kinds[1][1:], strict=True):
+    for part, mild_rows in enumerate(kinds_of_rows, 1):
+        for row, mild in enumerate(mild_rows):
+            by_price, by_path = kinds[0][part][row], kinds[1][part][row]
             want, other = (by_price, by_path) if mild else (by_path, by_price)
-            assert_close(mine[row], want[row])
-            assert (mine[row] - other[row]).abs().max() > 1e-5  # at 16 points the two are told apart
+            assert_close(got[part][row], want)
+            assert (got[part][row] - other).abs().max() > 1e-5  # at 16 points the two are told apart
 
 
 def test_a_factored_form_too_large_to_write_out_goes_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,13 +267,13 @@ def test_blocks_and_chunks_add_up(count: int, chunk: int, monkeypatch: pytest.Mo
     tensors = leaves("sum", "mixed")
     with torch.no_grad():
         tensors[4] *= 0.2  # so that some rows are mild and some are not
-    mild = is_mild(assembled("sum", tensors))
-    assert mild.any()
-    assert not mild.all()
+    for mild in is_mild(assembled("sum", tensors)):
+        assert mild.any()
+        assert not mild.all()
     out = softmax_nll(assembled("sum", tensors), LABELS, num_samples=count, seed=3)
     assert_close(out, textbook(assembled("sum", tensors), LABELS, count=count, seed=3))
     weight = torch.linspace(-1, 2, BATCH, dtype=torch.float64)
-    want = expected_gradients(lambda: assembled("sum", tensors), tensors, weight, count=count, seed=3)
+    want = expected_gradients("sum", tensors, weight, count=count, seed=3)
     assert_close(gradients(out, tensors, weight), want)
 
 
@@ -322,7 +335,7 @@ def test_the_gradient_is_that_of_the_integral(kind: str, decorrelate: bool, size
     def loss(seed: int) -> Tensor:
         var, factor = (width**2, None) if columns == 0 else (torch.zeros_like(mean), width)
         u = UtilityNormal(mean, var, factor)
-        assert is_mild(u).tolist() == [size < 1] * 2
+        assert is_mild(u)[columns > 0].tolist() == [size < 1] * 2
         return softmax_nll(u, y, num_samples=512, seed=seed, decorrelate=decorrelate)
 
     exact = torch.stack([

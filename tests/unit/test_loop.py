@@ -13,7 +13,7 @@ from tests.contract import toy
 from torch import Tensor
 
 import hetsngp
-from hetsngp.loop import EpochResult, mean_nll, train
+from hetsngp.loop import EpochResult, Schedule, mean_nll, train, train_folds
 from hetsngp.recipes import METHODS
 
 EPOCHS, LR = 8, 0.05
@@ -150,6 +150,192 @@ def test_patience_needs_something_to_watch() -> None:
         train(toy.build("sngp"), batches(*TRAIN), epochs=1, patience=3)
     with pytest.raises(ValueError, match="patience must be a positive whole number"):
         train(toy.build("sngp"), batches(*TRAIN), epochs=1, patience=0, validation=batches(*HELD_OUT))
+
+
+# --- stopping after a given epoch -----------------------------------------------------------------------
+
+
+def weights(model: Any) -> dict[str, Tensor]:
+    return {name: t.clone() for name, t in model.state_dict().items()}
+
+
+def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(t, b[name]) for name, t in a.items())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_to_stop_after_an_epoch_is_to_leave_there(method: str) -> None:
+    """The cosine is that of all epochs: those before are the same, to the last bit."""
+    whole, states = toy.build(method), []
+    options: dict[str, Any] = {"epochs": EPOCHS, "lr": LR, "gp_lr": 2.0}
+    history = train(
+        whole, batches(*TRAIN), generator=seed(), on_epoch=lambda _: states.append(weights(whole)), **options
+    )
+    for last in (1, 3, EPOCHS, EPOCHS + 5):
+        part = toy.build(method)
+        got = train(part, batches(*TRAIN), generator=seed(), stop_after=last, **options)
+        done = min(last, EPOCHS)
+        assert same_bits(weights(part), states[done - 1])
+        assert [(r.epoch, r.loss) for r in got] == [(r.epoch, r.loss) for r in history[:done]]
+        assert {r.epochs for r in got} == {done}
+        assert not part.training
+    short = toy.build(method)
+    train(short, batches(*TRAIN), generator=seed(), **{**options, "epochs": 3})
+    assert not same_bits(weights(short), states[2])  # its rate is zero by then
+
+
+def test_the_best_of_the_epochs_that_were_run_is_kept() -> None:
+    model, states = toy.build("hetsngp"), []
+    options: dict[str, Any] = {"epochs": EPOCHS, "lr": LR, "validation": batches(*HELD_OUT)}
+    history = train(
+        model,
+        batches(*TRAIN),
+        generator=seed(),
+        stop_after=6,
+        on_epoch=lambda _: states.append(weights(model)),
+        **options,
+    )
+    values = [r.held_out for r in history]
+    assert len(values) == 6
+    assert (best := values.index(min(values))) < 5
+    assert same_bits(weights(model), states[best])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"epochs": 0}, "epochs must be a positive whole number, got 0"),
+        ({"lr": 0.0}, "lr must be a positive finite number"),
+        ({"stop_after": 0}, "stop_after must be a positive whole number, got 0"),
+        ({"stop_after": -1}, "stop_after must be a positive whole number"),
+        ({"stop_after": 1.5}, "stop_after must be a positive whole number"),
+        ({"stop_after": True}, "stop_after must be a positive whole number"),
+    ],
+)
+def test_bad_schedules_are_refused(options: dict[str, Any], words: str) -> None:
+    model = toy.build("sngp")
+    before = weights(model)
+    with pytest.raises(ValueError, match=words):
+        Schedule(**{"epochs": 3, **options})
+    with pytest.raises(ValueError, match=words):
+        train(model, batches(*TRAIN), **{"epochs": 3, **options})
+    assert same_bits(weights(model), before)
+
+
+# --- folds ----------------------------------------------------------------------------------------------
+
+
+def fold(number: int) -> tuple[Any, Any]:
+    """(training batches, held-out batches): 9, 18 and 27 held-out examples, heavy where they are few."""
+    train_x, train_y = toy.blobs(3, 8, flip=0.4, seed=10 + number)
+    x, y = toy.blobs(3, 3 * (number + 1), flip=0.4, seed=20 + number)
+    weight = (0.5 + torch.rand(len(x), generator=seed(number))) * (9.0, 2.0, 1.0)[number]
+    return batches(train_x, train_y), batches(x, y, weight, size=7)
+
+
+FOLDS = [fold(number) for number in range(3)]
+
+
+def fold_models(method: str, count: int = 3) -> list[Any]:
+    return [toy.build(method, amplitude=3.0 + number) for number in range(count)]
+
+
+def run_folds(models: list[Any], schedule: Schedule, **options: Any) -> list[EpochResult]:
+    parts = FOLDS[: len(models)]
+    generators = [seed(number) for number in range(len(models))]
+    return train_folds(
+        models, [a for a, _ in parts], [b for _, b in parts], schedule, generators=generators, **options
+    )
+
+
+@pytest.mark.parametrize("patience", [None, 2])
+@pytest.mark.parametrize("method", METHODS)
+def test_one_fold_is_training_with_validation(method: str, patience: int | None) -> None:
+    schedule = Schedule(12, LR, 0.01, 2.0)
+    [one], [two] = fold_models(method, 1), fold_models(method, 1)
+    seen: list[EpochResult] = []
+    history = run_folds([one], schedule, patience=patience, on_epoch=seen.append)
+    training, held_out = FOLDS[0]
+    expected = train(
+        two, training, **vars(schedule), generator=seed(), validation=held_out, patience=patience
+    )
+    assert history == seen == expected
+    assert same_bits(weights(one), weights(two))
+    assert not one.training
+
+
+@pytest.mark.parametrize(
+    ("method", "lr"), [("deterministic", 0.01), ("heteroscedastic", 0.01), ("sngp", 0.02), ("hetsngp", 0.02)]
+)
+def test_folds_end_at_the_epoch_that_is_best_for_all_they_hold_out(method: str, lr: float) -> None:
+    """Each fold trained by itself up to each epoch: what it says of its own examples, pooled by weight."""
+    models = fold_models(method)
+    history = run_folds(models, Schedule(EPOCHS, lr))
+    sums, totals, losses, states = [], [], [], []
+    for number, (training, held_out) in enumerate(FOLDS):
+        weight = float(torch.cat([w for _, _, w in held_out]).double().sum())
+        nll, mine = [], []
+        for last in range(1, EPOCHS + 1):
+            model = fold_models(method)[number]
+            run = train(model, training, epochs=EPOCHS, lr=lr, generator=seed(number), stop_after=last)
+            nll.append(mean_nll(model, held_out) * weight)
+            mine.append(weights(model))
+        sums.append(nll)
+        totals.append(weight)
+        losses.append([r.loss for r in run])
+        states.append(mine)
+    pooled = [sum(column) / sum(totals) for column in zip(*sums, strict=True)]
+    assert [r.held_out for r in history] == pytest.approx(pooled, rel=1e-6)
+    assert [r.loss for r in history] == pytest.approx([sum(c) / 3 for c in zip(*losses, strict=True)])
+    assert [(r.epoch, r.epochs) for r in history] == [(e, EPOCHS) for e in range(1, EPOCHS + 1)]
+    plain = [
+        sum(s / t for s, t in zip(column, totals, strict=True)) / 3 for column in zip(*sums, strict=True)
+    ]
+    assert max(abs(a - b) for a, b in zip(plain, pooled, strict=True)) > 1e-3  # by weight, not fold by fold
+    best = pooled.index(min(pooled))
+    assert 0 < best < EPOCHS - 1  # so that there was something to go back to
+    assert {nll.index(min(nll)) for nll in sums} != {best}  # one fold by itself would have chosen otherwise
+    for model, mine in zip(models, states, strict=True):
+        assert same_bits(weights(model), mine[best])
+        assert not model.training
+
+
+@pytest.mark.parametrize("patience", [1, 2, 4])
+def test_patience_stops_all_folds_together(patience: int) -> None:
+    schedule = Schedule(25, 0.02)
+    values = [r.held_out for r in run_folds(fold_models("hetsngp"), schedule)]
+    models = fold_models("hetsngp")
+    stopped = run_folds(models, schedule, patience=patience)
+    best = last = 0
+    for epoch in range(1, len(values)):
+        best = epoch if values[epoch] < values[best] else best
+        last = epoch
+        if epoch - best >= patience:
+            break
+    assert [r.held_out for r in stopped] == values[: last + 1]
+    assert len(stopped) < 25
+    assert best > 0
+    until = fold_models("hetsngp")
+    run_folds(until, Schedule(25, 0.02, stop_after=best + 1))
+    for model, twin in zip(models, until, strict=True):
+        assert same_bits(weights(model), weights(twin))
+
+
+def test_folds_have_as_many_of_everything() -> None:
+    parts, generators = ([a for a, _ in FOLDS], [b for _, b in FOLDS]), [seed() for _ in FOLDS]
+    for models, training, held_out, points in (
+        (fold_models("sngp", 2), *parts, generators),
+        (fold_models("sngp"), parts[0][:2], parts[1], generators),
+        (fold_models("sngp"), parts[0], parts[1][:2], generators),
+        (fold_models("sngp"), *parts, generators[:2]),
+    ):
+        with pytest.raises(ValueError, match="argument"):
+            train_folds(models, training, held_out, Schedule(1), generators=points)
+    with pytest.raises(ValueError, match="patience must be a positive whole number"):
+        run_folds(fold_models("sngp"), Schedule(2), patience=0)
+
+
+# --- held-out NLL ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("link", ["softmax", "sigmoid"])

@@ -142,7 +142,7 @@ def test_calibration_is_that_of_repeated_rows(
     assert a.held_out == b.held_out == int(held[2].sum())
     assert a.temperature == pytest.approx(b.temperature, rel=1e-9)
     assert abs(a.temperature / c.temperature - 1) > 0.02
-    for name in ("nll_before", "nll_mode"):
+    for name in ("mode_temperature", "nll_before", "nll_mode", "nll"):
         assert getattr(a, name) == pytest.approx(getattr(b, name), rel=1e-9)
     assert [v for pair in a.scale_grid for v in pair] == pytest.approx(
         [v for pair in b.scale_grid for v in pair], rel=1e-9
@@ -158,8 +158,10 @@ def test_calibration_is_that_of_repeated_rows(
 def test_the_held_out_hessian_is_weighted() -> None:
     x, y, weight = data()
     held = data(seed=1, per_class=20)
-    model = model_of("sngp")
-    tau = hetsngp.fit_posterior(model, batches(x, y, weight), batches(*held)).temperature
+    model = model_of("sngp", amplitude=40.0)
+    report = hetsngp.fit_posterior(model, batches(x, y, weight), batches(*held))
+    tau = report.mode_temperature
+    assert abs(report.temperature / tau - 1) > 0.01  # Λ is at the other one
     with torch.no_grad():
         latent = model.head.latent
         p = torch.softmax(latent.mean(latent.features(model.backbone(held[0]))) / tau, -1)
@@ -195,7 +197,15 @@ def test_the_unit_of_held_out_weights_does_not_matter(method: str) -> None:
     a = hetsngp.fit_posterior(one, batches(x, y), batches(*held[:2]))
     b = hetsngp.fit_posterior(two, batches(x, y), batches(*held[:2], torch.full((len(held[0]),), 7.0)))
     assert b.held_out == 7 * a.held_out
-    for name in ("temperature", "scale", "nll_before", "nll_mode", "nll", "standard_error"):
+    for name in (
+        "temperature",
+        "mode_temperature",
+        "scale",
+        "nll_before",
+        "nll_mode",
+        "nll",
+        "standard_error",
+    ):
         assert getattr(a, name) == pytest.approx(getattr(b, name), rel=1e-9)
 
 

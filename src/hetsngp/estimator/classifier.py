@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from hetsngp.crossfit import Fold, cross_fit_posterior
+from hetsngp.estimator.fitting import EVAL_ROWS, GP_LEARNING_RATE, Fit
 from hetsngp.estimator.progress import Progress
-from hetsngp.estimator.table import Table, merge_copies, split
-from hetsngp.loop import EpochResult, train
+from hetsngp.estimator.table import merge_copies, split
+from hetsngp.loop import EpochResult, Schedule
 from hetsngp.model import Classifier
 from hetsngp.nn.backbones import ResidualMLP
-from hetsngp.posterior import PosteriorReport, fit_posterior
+from hetsngp.posterior import PosteriorReport
 from hetsngp.recipes import METHODS, Options, build
 from hetsngp.types import Prediction
 from hetsngp.validation import check_choice, check_positive
@@ -25,9 +25,10 @@ from hetsngp.validation import check_choice, check_positive
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.utils import check_random_state
-    from sklearn.utils.class_weight import compute_class_weight
     from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+    from sklearn.utils.validation import check_is_fitted, validate_data
+
+    from hetsngp.estimator.weights import example_weights
 except ImportError as error:
     raise ImportError(
         "HetSNGPClassifier needs scikit-learn 1.6 or later: pip install 'hetsngp[sklearn]'"
@@ -36,10 +37,6 @@ except ImportError as error:
 # Up to this many columns the network is at least as wide as the table, so that its first layer can be an
 # isometry; a wider table passes through a trained linear layer, which keeps no distances.
 WIDEST_ISOMETRY = 1024
-# Rows at a time where there is no gradient: the posterior's pass and predictions.
-EVAL_ROWS = 1024
-# The GP's weights have a natural size of one, a network's about 1/√width; Adam moves both by the same step.
-GP_LEARNING_RATE = 3.0
 
 
 class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
@@ -59,11 +56,12 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         learning_rate: Of AdamW at the start; a cosine brings it to zero at the last epoch.
         weight_decay: Of AdamW; the GP's weights have their prior instead.
         patience: Stop after so many epochs without a lower held-out NLL; None: never. The weights of the best
-            epoch are kept in either case. Tables too small for that train for all epochs.
+            epoch are kept in either case.
         validation_fraction: Share of the distinct rows to hold out, classes in proportion. Where that is less
-            than 100 rows, the table is cut into (at most five) folds instead: a model for each calibrates the
-            one that is kept, which trains on all rows for all epochs. With fewer than 20 rows, or a share of
-            0, nothing is held out and the model is not calibrated (``report_.held_out`` is 0).
+            than 100 rows, the table is cut into (at most five) folds instead: a model for each tells for how
+            many epochs to train the one that is kept, which gets all rows, and calibrates it. With fewer than
+            20 rows, or a share of 0, nothing is held out: all epochs are run and the model is not calibrated
+            (``report_.held_out`` is 0).
         class_weight: None, "balanced", or a dict from label to weight; multiplies ``sample_weight``.
         device: Where to train and predict, e.g. "cuda"; None: the CPU, which is faster for small tables.
         verbose: Show progress.
@@ -76,7 +74,7 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         classes_: Labels, in the order of the columns of ``predict_proba``.
         mean_, scale_: What columns are standardised by.
         report_: What :func:`hetsngp.fit_posterior` did.
-        history_: An :class:`hetsngp.loop.EpochResult` for each epoch.
+        history_: An :class:`hetsngp.loop.EpochResult` for each epoch; with folds, ``held_out`` is theirs.
         n_iter_: Epochs that were run.
 
     >>> from sklearn.datasets import make_moons
@@ -152,7 +150,7 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         classes, codes = np.unique(y, return_inverse=True)
-        weight = self._weights(sample_weight, X, classes, codes)
+        weight = example_weights(sample_weight, self.class_weight, X, classes, codes)
         # One seed each for the split, the initial weights, the order of batches and the integration points.
         seeds = check_random_state(self.random_state).randint(np.iinfo(np.int32).max, size=4).tolist()
         table = merge_copies(X, codes, weight)
@@ -166,14 +164,21 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         report = PosteriorReport(temperature=options.temperature)
         if len(classes) > 1:
             make = functools.partial(self._build, len(classes), seeds[1], device)
-            with Progress(int(self.epochs), len(pairs) + 1 - alone, bool(self.verbose)) as progress:
-                fit = self._fit_and_stop if alone else self._fit_in_folds
-                model, history, report = fit(make, table, pairs, seeds[2:], progress)
+            fit = Fit(make, self._schedule(), self.batch_size, self.patience, (seeds[2], seeds[3]))
+            with Progress(int(self.epochs), 0 if alone else len(pairs), bool(self.verbose)) as progress:
+                model, history, report = (
+                    fit.with_one_part(*pairs[0], progress) if alone else fit.in_folds(table, pairs, progress)
+                )
             progress.say(str(report))
         # Only now: an interrupted fit leaves nothing half done.
         self.classes_, self.mean_, self.scale_ = classes, mean, scale
         self.model_, self.report_, self.history_, self.n_iter_ = model, report, history, len(history)
         return self
+
+    def _schedule(self) -> Schedule:
+        return Schedule(
+            int(self.epochs), float(self.learning_rate), float(self.weight_decay), GP_LEARNING_RATE
+        )
 
     def _build(self, num_classes: int, seed: int, device: torch.device) -> Classifier:
         generator = torch.Generator().manual_seed(seed)
@@ -183,84 +188,6 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         options = {name: getattr(self, name) for name in OPTIONS}
         with torch.random.fork_rng(devices=[]):  # layers draw torch's initial values before they get ours
             return build(self.method, backbone, num_classes, generator=generator, **options).to(device)
-
-    def _fit_and_stop(
-        self, make: Any, table: Table, pairs: Any, seeds: list[int], progress: Progress
-    ) -> tuple[Classifier, list[EpochResult], PosteriorReport]:
-        """One model, stopped and calibrated by one held-out part."""
-        [(training, held_out)] = pairs
-        model = make()
-        history = self._train(model, training, seeds, progress, held_out)
-        like = model.temperature
-        report = fit_posterior(model, training.batches(like, EVAL_ROWS), held_out.batches(like, EVAL_ROWS))
-        return model, history, report
-
-    def _fit_in_folds(
-        self, make: Any, table: Table, pairs: Any, seeds: list[int], progress: Progress
-    ) -> tuple[Classifier, list[EpochResult], PosteriorReport]:
-        """A model of all rows, calibrated by a model a fold; without folds, not calibrated."""
-        folds: list[Fold] = []
-        for training, held_out in pairs:
-            model = make()
-            self._train(model, training, seeds, progress)
-            like = model.temperature
-            folds.append((model, training.batches(like, EVAL_ROWS), held_out.batches(like, EVAL_ROWS)))
-        model = make()
-        history = self._train(model, table, seeds, progress)
-        loader = table.batches(model.temperature, EVAL_ROWS)
-        report = cross_fit_posterior(model, loader, folds) if folds else fit_posterior(model, loader)
-        return model, history, report
-
-    def _train(
-        self,
-        model: Classifier,
-        training: Table,
-        seeds: list[int],
-        progress: Progress,
-        held_out: Table | None = None,
-    ) -> list[EpochResult]:
-        order, points = (torch.Generator().manual_seed(seed) for seed in seeds)
-        model.dataset_size = float(training.weight.sum())
-        # Of mean one, so that a step does not depend on the unit of the weights.
-        batches = training.of_mean_weight_one().batches(model.temperature, self.batch_size, order)
-        watched = None if held_out is None else held_out.batches(model.temperature, EVAL_ROWS)
-        history = train(
-            model,
-            batches,
-            epochs=int(self.epochs),
-            lr=float(self.learning_rate),
-            weight_decay=float(self.weight_decay),
-            generator=points,
-            on_epoch=progress,
-            validation=watched,
-            patience=None if watched is None else self.patience,
-            gp_lr=GP_LEARNING_RATE,
-        )
-        if model.temperature.device.type != "mps":  # which has no float64
-            model.double()  # a row's prediction then differs by 1e-12 between batches, not by 1e-5
-        return history
-
-    def _weights(self, sample_weight: Any, X: Any, classes: Any, codes: Any) -> Any:
-        """sample_weight × class_weight: (n,)."""
-        weight = _check_sample_weight(sample_weight, X, dtype=np.float64)
-        if (weight < 0).any():
-            raise ValueError("Negative values in sample_weight: give 0 to an example that must not count")
-        if not (weight > 0).any():
-            raise ValueError("every sample_weight is zero: give some examples a positive weight")
-        if self.class_weight is None:
-            return weight
-        if isinstance(self.class_weight, str):
-            check_choice("class_weight", self.class_weight, ["balanced"])
-            totals = np.bincount(codes, weights=weight)  # by weight, as if repeated
-            present = np.count_nonzero(totals)
-            return weight * (weight.sum() / (present * np.where(totals > 0, totals, 1.0)))[codes]
-        by_class = compute_class_weight(self.class_weight, classes=classes, y=classes[codes])
-        if not (np.isfinite(by_class) & (by_class >= 0)).all():
-            raise ValueError(f"class_weight must be finite and not negative, got {self.class_weight!r}")
-        weight = weight * by_class[codes]
-        if not (weight > 0).any():
-            raise ValueError(f"class_weight={self.class_weight!r} leaves no example a positive weight")
-        return weight
 
     def _check_parameters(self) -> Options:
         check_choice("method", self.method, METHODS)

@@ -13,11 +13,14 @@ LINES, SECONDS = 10, 10.0
 
 
 class Progress:
-    """Call it with each :class:`EpochResult` of ``models`` trainings in a row; silent unless ``show``."""
+    """Call it with each :class:`EpochResult`: of the folds together, if any, and then of the one model.
 
-    def __init__(self, epochs: int, models: int, show: bool) -> None:
-        self.epochs, self.models, self.show = epochs, models, show
-        self.model = 0
+    Silent unless ``show``.
+    """
+
+    def __init__(self, epochs: int, folds: int, show: bool) -> None:
+        self.epochs, self.folds, self.show = epochs, folds, show
+        self.stage = 0
         self.bar = _rich_bar() if show else None
         self.task: Any = None
         self.printed = self.last = ""
@@ -26,20 +29,23 @@ class Progress:
     def __enter__(self) -> Progress:
         if self.bar is not None:
             self.bar.start()
-            self.task = self.bar.add_task("training", total=self.epochs * self.models)
+            self.task = self.bar.add_task("training", total=self.epochs * (self.folds + 1))
         return self
 
     def __call__(self, result: EpochResult) -> None:
         if not self.show:
             return
-        self.model += result.epoch == 1
-        text = f"fold {self.model}/{self.models - 1}  " if self.model < self.models else ""
+        if result.epoch == 1:
+            self._end_of_stage()
+            self.stage += 1
+        in_folds = self.folds > 0 and self.stage == 1
+        text = "" if not self.folds else f"{self.folds} folds  " if in_folds else "all rows  "
         text += f"epoch {result.epoch}/{result.epochs}  loss {result.loss:.4f}"
         if result.held_out is not None:
             text += f"  held-out NLL {result.held_out:.4f}"
         self.last = text
         if self.bar is not None:
-            done = (self.model - 1) * self.epochs + result.epoch
+            done = result.epoch * self.folds if in_folds else self.epochs * self.folds + result.epoch
             self.bar.update(self.task, completed=done, description=text)
         elif (
             result.epoch == 1
@@ -51,15 +57,21 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-        elif self.last != self.printed:  # where training stopped early
-            self._print()
+        if self.bar is None:
+            self._end_of_stage()
+            return
+        if error is None:
+            self.bar.update(self.task, completed=self.epochs * (self.folds + 1))
+        self.bar.stop()
 
     def say(self, text: str) -> None:
         """A line of its own, after the epochs."""
         if self.show:
             print(text, flush=True)
+
+    def _end_of_stage(self) -> None:
+        if self.bar is None and self.last != self.printed:  # where training stopped early
+            self._print()
 
     def _print(self) -> None:
         self.printed, self.when = self.last, time.monotonic()

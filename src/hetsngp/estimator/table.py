@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 # Held-out rows that are enough to stop and to calibrate by. With fewer the best epoch is mostly chance, and
-# chance stops too early: then folds calibrate, all epochs are run, and the GP's prior is what keeps the model
-# from memorising.
+# chance stops too early: then folds decide, which together hold out every row.
 ENOUGH_HELD_OUT = 100
 MOST_FOLDS = 5
 # With fewer rows in all folds together a temperature is a guess.

@@ -8,13 +8,14 @@ With q = softmax(u) at a point and w ∝ q_y over the points, the gradient of lo
   H = (e_y − q)(e_y − q)ᵀ − diag(q) + qqᵀ.
 
 Price's form has no ε in it: much less variance while the noise is mild, and more than the path's when it is
-wide.
+wide. Each row chooses for d and for F, by the variance that part brings.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +26,13 @@ from hetsngp.functional.streaming import point_chunks, row_chunks
 
 # Below this q_y is taken from its logarithm, before float32 loses it.
 _SMALLEST = 1e-30
+
+
+class _ByPrice(NamedTuple):
+    """Which gradients take Price's form; the others go along the path."""
+
+    diagonal: bool
+    factor: bool
 
 
 @dataclass(frozen=True)
@@ -43,12 +51,15 @@ class _Gaussian:
         std = None if self.std is None else self.std[index]
         return _Gaussian(self.mean[index], std, None if self.factor is None else self.factor[index])
 
-    def widest(self) -> Tensor:
-        """The largest variance of a logit: (B,)."""
-        variance = torch.zeros_like(self.mean) if self.std is None else self.std.square()
-        if self.factor is not None:
-            variance = variance + self.factor.square().sum(1)
-        return variance.amax(-1)
+    def mild(self) -> tuple[Tensor, Tensor]:
+        """Whether d, and whether F, brings little variance to every logit of a row: (B,) bool each."""
+        none = torch.zeros_like(self.mean)
+        each = (
+            none if self.std is None else self.std.square(),
+            none if self.factor is None else self.factor.square().sum(1),
+        )
+        diagonal, factor = (variance.amax(-1) <= MILD_VARIANCE for variance in each)
+        return diagonal, factor
 
     def draw(self, eps_factor: Tensor, eps_diagonal: Tensor) -> Tensor:
         """(B, n, K) at points ε_R (n, R) and ε_K (n, K)."""
@@ -114,15 +125,16 @@ class LabelNLL(torch.autograd.Function):
         factor: Tensor | None,
     ) -> Tensor:
         u = _Gaussian(mean, std, factor)
-        mild = u.widest() <= MILD_VARIANCE
+        mild_diagonal, mild_factor = u.mild()
         nll = torch.empty_like(mean[:, 0])
         grads = [torch.empty_like(t) for t in (mean, std, factor) if t is not None]
-        for price in (True, False):
-            rows = (mild == price).nonzero().squeeze(1)
+        for by_price in itertools.starmap(_ByPrice, itertools.product((True, False), repeat=2)):
+            chosen = (mild_diagonal == by_price.diagonal) & (mild_factor == by_price.factor)
+            rows = chosen.nonzero().squeeze(1)
             if len(rows) == len(mean):
-                nll, grads = _value_and_gradient(points, count, y, u, price)
+                nll, grads = _value_and_gradient(points, count, y, u, by_price)
             elif len(rows):
-                nll[rows], pieces = _value_and_gradient(points, count, y[rows], u.rows(rows), price)
+                nll[rows], pieces = _value_and_gradient(points, count, y[rows], u.rows(rows), by_price)
                 for whole, piece in zip(grads, pieces, strict=True):
                     whole[rows] = piece
         ctx.save_for_backward(*grads)
@@ -138,7 +150,7 @@ class LabelNLL(torch.autograd.Function):
 
 
 def _value_and_gradient(
-    points: Points, count: int, y: Tensor, u: _Gaussian, price: bool
+    points: Points, count: int, y: Tensor, u: _Gaussian, by_price: _ByPrice
 ) -> tuple[Tensor, list[Tensor]]:
     sums = _Sums.zeros(u.mean, u.rank)
     classes, device = u.mean.shape[1], u.mean.device
@@ -148,8 +160,8 @@ def _value_and_gradient(
         for rows in row_chunks(u.mean, size):
             part = u.rows(rows)
             for chunk in point_chunks(size, len(part.mean), classes, device):
-                _add_chunk(sums, rows, y[rows], part, eps_factor[chunk], eps_diagonal[chunk], price)
-    return _finish(sums, count, y, u, price)
+                _add_chunk(sums, rows, y[rows], part, eps_factor[chunk], eps_diagonal[chunk], by_price)
+    return _finish(sums, count, y, u, by_price)
 
 
 def _add_chunk(
@@ -159,10 +171,10 @@ def _add_chunk(
     gaussian: _Gaussian,
     eps_factor: Tensor,
     eps_diagonal: Tensor,
-    price: bool,
+    by_price: _ByPrice,
 ) -> None:
     std, factor = gaussian.std, gaussian.factor
-    batch, n = len(y), len(eps_factor)
+    n = len(eps_factor)
     u = gaussian.draw(eps_factor, eps_diagonal)
     q = torch.softmax(u, -1)
     at = y.view(-1, 1, 1).expand(-1, n, 1)
@@ -171,27 +183,32 @@ def _add_chunk(
     if bool((q_y < _SMALLEST).any()):
         log_qy = u.gather(2, at).squeeze(2) - u.logsumexp(-1)
 
-    def along_the_path(w: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        tail = w.unsqueeze(1) * eps_factor.T
+    def of_diagonal(w: Tensor) -> tuple[Tensor | None, Tensor]:
         if std is None:
-            return tail, None, torch.cat([torch.zeros_like(w[:, :1]), tail.sum(-1)], -1)
-        own = (w * eps_diagonal.T[y]).sum(1, keepdim=True)
-        return tail, q * eps_diagonal, torch.cat([own, tail.sum(-1)], -1)
+            return None, torch.zeros_like(w[:, :1])
+        if by_price.diagonal:
+            return q.square(), (w * (1 - 2 * q_y)).sum(1, keepdim=True)
+        return q * eps_diagonal, (w * eps_diagonal.T[y]).sum(1, keepdim=True)
 
-    def by_price(w: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        own = (w * (1 - 2 * q_y)).sum(1, keepdim=True)
-        square = None if std is None else q.square()
-        if factor is None:
-            return w.new_zeros(batch, 0, n), square, own
+    def of_factor(w: Tensor) -> tuple[Tensor, Tensor]:
+        if factor is None or not by_price.factor:
+            tail = w.unsqueeze(1) * eps_factor.T
+            return tail, tail.sum(-1)
         product = factor @ q.mT
         from_label = factor.gather(2, y.view(-1, 1, 1).expand(-1, factor.shape[1], 1)) - product
-        tail = w.unsqueeze(1) * (from_label - product)
-        return tail, square, torch.cat([own, (w.unsqueeze(1) * from_label).sum(-1)], -1)
+        return w.unsqueeze(1) * (from_label - product), (w.unsqueeze(1) * from_label).sum(-1)
 
-    sums.add(rows, log_qy, q, by_price if price else along_the_path)
+    def terms(w: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        diagonal, of_d = of_diagonal(w)
+        tail, of_f = of_factor(w)
+        return tail, diagonal, torch.cat([of_d, of_f], -1)
+
+    sums.add(rows, log_qy, q, terms)
 
 
-def _finish(sums: _Sums, count: int, y: Tensor, u: _Gaussian, price: bool) -> tuple[Tensor, list[Tensor]]:
+def _finish(
+    sums: _Sums, count: int, y: Tensor, u: _Gaussian, by_price: _ByPrice
+) -> tuple[Tensor, list[Tensor]]:
     std, factor = u.std, u.factor
     nll = -(sums.peak + torch.log(sums.weight / count))
     inverse = 1 / sums.weight
@@ -202,11 +219,11 @@ def _finish(sums: _Sums, count: int, y: Tensor, u: _Gaussian, price: bool) -> tu
     grads = [average.clone()]
     grads[0][row, y] -= 1
     if std is not None:
-        out = average - 2 * diagonal if price else diagonal
+        out = average - 2 * diagonal if by_price.diagonal else diagonal
         out[row, y] -= label[:, 0]
-        grads.append(std * out if price else out)
+        grads.append(std * out if by_price.diagonal else out)
     if factor is not None:
-        out = tail + average.unsqueeze(1) * factor if price else tail.clone()
+        out = tail + average.unsqueeze(1) * factor if by_price.factor else tail.clone()
         out[row, :, y] -= label[:, 1:]
         grads.append(out)
     return nll, grads

@@ -17,6 +17,20 @@ def diagonal_variance(raw: Tensor) -> Tensor:
     return (F.softplus(raw) + MIN_STD).square()
 
 
+def known_share(variance: Tensor, familiarity: Tensor) -> Tensor:
+    """The share of the noise covariance to believe at an input k familiar: (B,), (B,) → (B,).
+
+    At most k, and what is left is no wider than the odds k/(1 − k): noise that is wide on the data is still
+    wide at a tenth of its variance, and would hide the model's doubt far into the unknown.
+    ``variance`` is the mean variance of a logit in units of τ².
+
+    >>> import torch
+    >>> known_share(torch.tensor([0.5, 100.0, 100.0]), torch.tensor([0.5, 0.5, 1.0]))
+    tensor([0.5000, 0.0099, 1.0000])
+    """
+    return familiarity / (familiarity + (1 - familiarity) * variance.clamp_min(1))
+
+
 def low_rank_factor(raw: Tensor, rank: int) -> Factor:
     """V(x) from an affine map of h: (B, K·R) → a factor (B, K, R)."""
     return Factor(raw.unflatten(-1, (-1, rank)))

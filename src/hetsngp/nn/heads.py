@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hetsngp.functional import link as functional
 from hetsngp.functional import uncertainty
+from hetsngp.functional.noise import known_share
 from hetsngp.functional.points import draw_seed
 from hetsngp.nn.latent import LinearLatent, RandomFeatureGP
 from hetsngp.nn.noise import LowRankNoise
@@ -73,19 +74,21 @@ class GaussianHead(nn.Module):
     def parts(self, h: Tensor, *, posterior: bool) -> tuple[LatentNormal, UtilityNormal | None]:
         """f, and the noise u − f as a zero-mean Gaussian (None without noise).
 
-        The noise is learned from the data and known only where they are. Under the posterior its covariance
-        is multiplied by the GP's familiarity, or noise extrapolated from a noisy region would pass for data
-        uncertainty far away and hide the model's.
+        The noise is learned from the data and known only where they are. Under the posterior it fades with
+        the GP's familiarity, or noise extrapolated from a noisy region would pass for data uncertainty far
+        away and hide the model's.
         """
         latent: LatentNormal = self.latent(h, posterior=posterior)
         if self.noise is None:
             return latent, None
         var, factor = self.noise(h)
+        noise = UtilityNormal(torch.zeros_like(latent.mean), var, factor)
         # Not while it is being learned (``sample_beta``): there every input is one of the data.
         if posterior and not self.training:
-            known = self.latent.familiarity(h).unsqueeze(-1)
-            var, factor = var * known, factor.weighted(known.sqrt())
-        return latent, UtilityNormal(torch.zeros_like(latent.mean), var, factor)
+            width = noise.marginal_variance().mean(-1) / self.training_temperature.to(var).square()
+            known = known_share(width, self.latent.familiarity(h)).unsqueeze(-1)
+            noise = UtilityNormal(noise.mean, var * known, factor.weighted(known.sqrt()))
+        return latent, noise
 
     def utility(self, h: Tensor, *, posterior: bool) -> UtilityNormal:
         """u = f + noise, in closed form: h (B, D) → mean (B, K), var (B, K), factor."""

@@ -1,0 +1,101 @@
+"""From a standardised table to a trained and calibrated model: with one held-out part, or in folds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import torch
+
+from hetsngp.crossfit import cross_fit_posterior
+from hetsngp.estimator.progress import Progress
+from hetsngp.estimator.table import Batches, Table
+from hetsngp.loop import EpochResult, Schedule, best_epoch, train, train_folds
+from hetsngp.model import Classifier
+from hetsngp.posterior import PosteriorReport, fit_posterior
+
+# Rows at a time where there is no gradient: the posterior's pass and predictions.
+EVAL_ROWS = 1024
+# The GP's weights have a natural size of one, a network's about 1/√width; Adam moves both by the same step.
+GP_LEARNING_RATE = 3.0
+
+Fitted = tuple[Classifier, list[EpochResult], PosteriorReport]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """``make`` gives a new model, the same each time; ``seeds``: the order of rows, integration points."""
+
+    make: Callable[[], Classifier]
+    schedule: Schedule
+    batch_size: int
+    patience: int | None
+    seeds: tuple[int, int]
+
+    def with_one_part(self, training: Table, held_out: Table, progress: Progress) -> Fitted:
+        """One model, stopped and calibrated by one held-out part."""
+        model, history = self._train(training, self.schedule, progress, held_out)
+        return model, history, fit_posterior(model, _rows(model, training), _rows(model, held_out))
+
+    def in_folds(self, table: Table, pairs: Sequence[tuple[Table, Table]], progress: Progress) -> Fitted:
+        """A model of all rows, trained for as long as served the models of the folds, and calibrated by them;
+        without folds for all epochs, and not calibrated.
+        """
+        if not pairs:
+            model, history = self._train(table, self.schedule, progress)
+            return model, history, fit_posterior(model, _rows(model, table))
+        models = [self._model(training) for training, _ in pairs]
+        found = train_folds(
+            models,
+            [self._batches(m, training) for m, (training, _) in zip(models, pairs, strict=True)],
+            [_rows(m, held_out) for m, (_, held_out) in zip(models, pairs, strict=True)],
+            self.schedule,
+            generators=[self._points() for _ in pairs],
+            patience=self.patience,
+            on_epoch=progress,
+        )
+        schedule = replace(self.schedule, stop_after=best_epoch(found))
+        model, history = self._train(table, schedule, progress)
+        history = [replace(mine, held_out=theirs.held_out) for mine, theirs in zip(history, found)]  # noqa: B905
+        folds = [
+            (_in_double(m), _rows(m, training), _rows(m, held_out))
+            for m, (training, held_out) in zip(models, pairs, strict=True)
+        ]
+        return model, history, cross_fit_posterior(model, _rows(model, table), folds)
+
+    def _train(
+        self, training: Table, schedule: Schedule, progress: Progress, held_out: Table | None = None
+    ) -> tuple[Classifier, list[EpochResult]]:
+        model = self._model(training)
+        history = train(
+            model,
+            self._batches(model, training),
+            **asdict(schedule),
+            generator=self._points(),
+            on_epoch=progress,
+            validation=None if held_out is None else _rows(model, held_out),
+            patience=None if held_out is None else self.patience,
+        )
+        return _in_double(model), history
+
+    def _model(self, training: Table) -> Classifier:
+        model = self.make()
+        model.dataset_size = float(training.weight.sum())
+        return model
+
+    def _batches(self, model: Classifier, training: Table) -> Batches:
+        order = torch.Generator().manual_seed(self.seeds[0])
+        # Of mean one, so that a step does not depend on the unit of the weights.
+        return training.of_mean_weight_one().batches(model.temperature, self.batch_size, order)
+
+    def _points(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seeds[1])
+
+
+def _rows(model: Classifier, table: Table) -> Batches:
+    return table.batches(model.temperature, EVAL_ROWS)
+
+
+def _in_double(model: Classifier) -> Classifier:
+    """A row's prediction then differs by 1e-12 between batches, not by 1e-5."""
+    return model if model.temperature.device.type == "mps" else model.double()  # which has no float64
