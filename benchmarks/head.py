@@ -54,7 +54,8 @@ NOISE: dict[str, tuple[float, float] | None] = {
     "medium": (1.5, 1.5),
     "wide": (4.0, 4.0),
 }
-POINTS = (64, 128, 256, 512, 1024, 2048)
+POINTS = (64, 128, 192, 256, 320, 384, 448, 512, 768, 1024, 2048)
+REPETITIONS = 24  # of a gradient, for its error
 REFERENCE = 2**16
 ROWS_OF_REFERENCE = 8
 
@@ -195,7 +196,7 @@ def gradient_errors(model: hetsngp.Classifier, x: Tensor, y: Tensor) -> dict[str
         return gradient(nll.mean() + penalty / model.dataset_size)
 
     # The mean of many textbook gradients: independent of our points.
-    many = [gradient(textbook_loss(model, x, y, samples=2000)) for _ in range(24)]
+    many = [gradient(textbook_loss(model, x, y, samples=2000)) for _ in range(REPETITIONS)]
     truth = {name: torch.stack([g[name] for g in many]).double().mean(0) for name in groups}
     # Var of that mean is left out of every error below, alike for both heads.
     spare = {
@@ -211,10 +212,10 @@ def gradient_errors(model: hetsngp.Classifier, x: Tensor, y: Tensor) -> dict[str
         length = sum(float(part.square().sum()) for part in truth.values())
         return {"all": math.sqrt(sum(squares.values()) / length), **out}
 
-    textbook = error([gradient(textbook_loss(model, x, y)) for _ in range(12)])
+    textbook = error([gradient(textbook_loss(model, x, y)) for _ in range(REPETITIONS)])
     table: dict[str, Any] = {"textbook": textbook}
     for points in POINTS:
-        table[str(points)] = error([ours(points, seed) for seed in range(12)])
+        table[str(points)] = error([ours(points, seed) for seed in range(REPETITIONS)])
         if table[str(points)]["all"] <= textbook["all"]:
             table["points"] = points
             break

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,21 +13,22 @@ from torch import Tensor
 
 from hetsngp.functional import link
 from hetsngp.model import Classifier
+from hetsngp.nn.heads import EVAL_POINTS
 from hetsngp.nn.latent import RandomFeatureGP
 from hetsngp.nn.posteriors import KroneckerPosterior
 from hetsngp.types import UtilityNormal
 
 # Posterior scales tried: half decades, from "all but off" to the posterior's own largest.
 SMALLEST_SCALE, SCALES_PER_DECADE = 1e-3, 2
-# The temperature is searched within this factor of the one it was trained with.
-TEMPERATURE_RANGE = 10.0
+# The temperature is searched within this factor of the one it was trained with, first at so many places.
+TEMPERATURE_RANGE, TEMPERATURES = 10.0, 9
 # Prior standard deviation of log τ around it. A few dozen held-out examples that happen to be right would ask
 # for a temperature near zero; against a few hundred the prior has no say.
 TEMPERATURE_SPREAD = 0.5
 CALIBRATION_ROWS = 512
-# Enough that the second search of τ does not follow the bias of the log of a mean: with few points it is
-# large where the posterior is wide and a label improbable.
-CALIBRATION_POINTS = 1024
+# With a posterior more than for its mode: the log of a mean over few points is biased where u is wide and a
+# label improbable, and the second search of τ would follow the bias.
+POSTERIOR_POINTS = 2 * EVAL_POINTS
 # Nats of held-out NLL that a larger posterior scale may cost in any case.
 TOLERANCE = 0.01
 
@@ -120,14 +121,14 @@ def held_out_nll(model: Classifier, held_out: HeldOut, temperature: Tensor, *, p
     out = []
     for h, y, _ in held_out.chunks():
         utility = model.head.utility(h, posterior=posterior).tempered(temperature.to(h))
-        out.append(_label_nll(model, utility, y))
+        out.append(_label_nll(model, utility, y, POSTERIOR_POINTS if posterior else EVAL_POINTS))
     return torch.cat(out)
 
 
-def _label_nll(model: Classifier, utility: UtilityNormal, y: Tensor) -> Tensor:
+def _label_nll(model: Classifier, utility: UtilityNormal, y: Tensor, points: int) -> Tensor:
     if model.head.link.link == "sigmoid":
         return link.sigmoid_nll(utility, y)
-    log_probs = link.softmax_log_probs(utility, num_samples=CALIBRATION_POINTS, seed=0)
+    log_probs = link.softmax_log_probs(utility, num_samples=points, seed=0)
     return -log_probs.gather(1, y.unsqueeze(1)).squeeze(1)
 
 
@@ -137,8 +138,10 @@ def pooled_nll(pairs: Pairs, temperature: Tensor, *, posterior: bool) -> Tensor:
 
 
 def best_temperature(pairs: Pairs, *, posterior: bool = False) -> Tensor:
-    """The τ of highest posterior density, by golden-section search of log τ: the held-out NLL has one
-    minimum in it for a fixed utility, and so has the prior around the training temperature.
+    """The τ of highest posterior density, under a prior around the training temperature.
+
+    A coarse grid of log τ first: under a posterior the NLL may have several minima, since the loss of an
+    example that is wrong and uncertain is bounded. Then golden sections between the neighbours of the best.
     """
     start = pairs[0][0].head.training_temperature
     pool = HeldOut.join([held_out for _, held_out in pairs])
@@ -150,7 +153,13 @@ def best_temperature(pairs: Pairs, *, posterior: bool = False) -> Tensor:
         nll = pool.mean(pooled_nll(pairs, temperature, posterior=posterior))
         return nll + strength * (log_temperature - centre) ** 2
 
-    low, high = centre - reach, centre + reach
+    step = 2 * reach / (TEMPERATURES - 1)
+    best = min((centre - reach + i * step for i in range(TEMPERATURES)), key=value)
+    return start.new_tensor(math.exp(_golden_section(value, best - step, best + step)))
+
+
+def _golden_section(value: Callable[[float], float], low: float, high: float) -> float:
+    """Where ``value`` is lowest between ``low`` and ``high``, to 0.01."""
     ratio = (math.sqrt(5) - 1) / 2
     a, b = high - ratio * (high - low), low + ratio * (high - low)
     value_a, value_b = value(a), value(b)
@@ -163,7 +172,7 @@ def best_temperature(pairs: Pairs, *, posterior: bool = False) -> Tensor:
             low, a, value_a = a, b, value_b
             b = low + ratio * (high - low)
             value_b = value(b)
-    return start.new_tensor(math.exp((low + high) / 2))
+    return (low + high) / 2
 
 
 def held_out_fisher(model: Classifier, held_out: HeldOut) -> Tensor | None:
@@ -211,6 +220,8 @@ def choose_temperature(pairs: Pairs) -> dict[str, Any]:
     pool = HeldOut.join([held_out for _, held_out in pairs])
     before = pooled_nll(pairs, pairs[0][0].temperature, posterior=False)
     temperature = _set_temperature(pairs, posterior=False)
+    for model, _ in pairs:
+        model.head.mode_temperature.copy_(temperature)
     after = pooled_nll(pairs, temperature, posterior=False)
     return {
         "held_out": pool.total,

@@ -29,10 +29,11 @@ def cross_fit_posterior(model: Classifier, loader: Iterable[Any], folds: Sequenc
             stack.enter_context(fitting(each))  # if one fails, all are as they were
         pairs = []
         for fold_model, _, calibration in folds:
-            fold_model.head.temperature.copy_(fold_model.head.training_temperature)
+            fold_model.head.forget_calibration()
             pairs.append((fold_model, collect(fold_model, calibration)))
         chosen = choose_temperature(pairs)
-        model.head.temperature.copy_(pairs[0][0].temperature)
+        for temperature in (model.head.temperature, model.head.mode_temperature):
+            temperature.copy_(pairs[0][0].temperature)
         if model.head.has_posterior:
             fisher = mean_fisher(pairs)
             for (fold_model, held_out), (_, training, _) in zip(pairs, folds, strict=True):

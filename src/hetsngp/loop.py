@@ -127,8 +127,8 @@ def _watch(
             on_epoch(history[-1])
         if held_out is None:
             continue
-        if best_epoch(history) == epoch:
-            best = epoch
+        if held_out == held_out and best_epoch(history) == epoch:
+            best, states = epoch, None  # the old ones go before the new ones come
             states = [{k: t.clone() for k, t in model.state_dict().items()} for model in models]
         if patience is not None and epoch - best >= patience:
             break

@@ -169,14 +169,16 @@ class Classifier(nn.Module):
 
     @property
     def temperature(self) -> Tensor:
-        """τ of predictions; ``float(model.temperature)`` works. Setting it sets the one of training too."""
+        """τ of predictions; ``float(model.temperature)`` works. Setting it sets that of ``model(x)`` and of
+        training too.
+        """
         return self.head.temperature
 
     @temperature.setter
     def temperature(self, value: float) -> None:
         value = check_positive("temperature", float(value))
-        self.head.temperature.fill_(value)
-        self.head.training_temperature.fill_(value)
+        for temperature in self.head.temperatures:
+            temperature.fill_(value)
 
     @property
     def num_classes(self) -> int:

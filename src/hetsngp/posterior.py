@@ -47,7 +47,7 @@ class PosteriorReport:
     """Nats that the chosen scale was allowed to cost: one standard error of the difference from the best
     scale, example by example, and at least 0.01."""
     scale_grid: tuple[tuple[float, float], ...] = ()
-    """(scale, held-out NLL) of every scale tried."""
+    """(scale, held-out NLL at ``mode_temperature``) of every scale tried."""
 
     def __str__(self) -> str:
         has_posterior = self.posterior != "none"
@@ -156,7 +156,7 @@ def _fit_and_calibrate(
     progress: Callable[[int], None] | None,
 ) -> PosteriorReport:
     held_out = None if calibration is None else collect(model, calibration)
-    model.head.temperature.copy_(model.head.training_temperature)  # of an earlier calibration nothing stays
+    model.head.forget_calibration()
     chosen = {} if held_out is None else choose_temperature([(model, held_out)])
     if model.head.has_posterior:
         posterior = gp_of(model).posterior

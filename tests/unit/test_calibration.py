@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from typing import Any
@@ -15,6 +16,8 @@ from tests.contract import toy
 from torch import Tensor
 
 import hetsngp
+from hetsngp.calibration import HeldOut, best_temperature
+from hetsngp.crossfit import cross_fit_posterior
 from hetsngp.recipes import METHODS
 
 TRAIN = toy.blobs(3, flip=0.3, seed=0)
@@ -179,7 +182,7 @@ def test_the_final_temperature_is_that_of_predictions(
 ) -> None:
     """The lowest NLL with the posterior in place and the prior around the training temperature, as SciPy
     finds it. Neither the mode's temperature nor a prior around that one would be the same."""
-    monkeypatch.setattr("hetsngp.calibration.CALIBRATION_POINTS", 4096)  # so that only the search may differ
+    monkeypatch.setattr("hetsngp.calibration.POSTERIOR_POINTS", 4096)  # so that only the search may differ
     (x, y), weight = HELD_OUT, torch.ones(len(HELD_OUT[1])).double()
     if weighted:
         weight[:6] = 8.0
@@ -221,6 +224,41 @@ def test_the_second_search_pays_for_what_averaging_costs(method: str, posterior:
         timid = model.predict(HELD_OUT[0]).confidence.mean()
         model.head.temperature.fill_(report.temperature)
         assert model.predict(HELD_OUT[0]).confidence.mean() > timid
+
+
+@pytest.mark.parametrize("by_folds", [False, True])
+def test_calling_the_model_is_at_the_temperature_of_its_mode(by_folds: bool) -> None:
+    """``model(x)`` knows no posterior, so the temperature that makes up for one is not for it."""
+    model, report = fitted("sngp", amplitude=40.0)
+    if by_folds:
+        model.temperature = 1.0  # nothing of that fit may stay
+        fold = (copy.deepcopy(model), toy.loader(*TRAIN), toy.loader(*HELD_OUT))
+        report = cross_fit_posterior(model, toy.loader(*TRAIN), [fold])
+    assert abs(report.temperature / report.mode_temperature - 1) > 0.05
+    f = logits(model, HELD_OUT[0])
+    with torch.no_grad():
+        got = model(HELD_OUT[0]).double()
+    torch.testing.assert_close(got, torch.log_softmax(f / report.mode_temperature, -1), rtol=1e-4, atol=1e-4)
+    assert model.calibration["nll_mode"] == pytest.approx(float(F.nll_loss(got, HELD_OUT[1])), rel=1e-4)
+    model.temperature = 3.0
+    with torch.no_grad():
+        torch.testing.assert_close(
+            model(HELD_OUT[0]).double(), torch.log_softmax(f / 3, -1), rtol=1e-4, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("wells", [(-1.6, 1.4), (1.4, -1.6)])
+def test_of_several_minima_the_lowest_is_found(wells: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss of an example that is wrong and uncertain is bounded, so the NLL may have more than one."""
+    deep, shallow = wells
+
+    def two_wells(pairs: Any, temperature: Tensor, *, posterior: bool) -> Tensor:
+        t = float(temperature.log())
+        return torch.full((60,), 10 * min((t - deep) ** 2, (t - shallow) ** 2 + 0.05))
+
+    monkeypatch.setattr("hetsngp.calibration.pooled_nll", two_wells)
+    pair = (toy.build("sngp", 3), HeldOut(*HELD_OUT))
+    assert float(best_temperature([pair]).log()) == pytest.approx(deep, abs=0.03)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tests.contract import toy
 from torch import Tensor
 
 import hetsngp
-from hetsngp.loop import EpochResult, Schedule, mean_nll, train, train_folds
+from hetsngp.loop import EpochResult, Schedule, best_epoch, mean_nll, train, train_folds
 from hetsngp.recipes import METHODS
 
 EPOCHS, LR = 8, 0.05
@@ -143,6 +143,17 @@ def test_patience_stops(patience: int) -> None:
     assert len(history) == last + 1 < 40
     assert [r.held_out for r in history] == values[: last + 1]
     assert mean_nll(stopped, held_out) == pytest.approx(values[best], rel=1e-5)
+
+
+def test_a_held_out_nll_that_is_no_number_is_never_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = iter([math.nan, math.nan, 1.0, math.nan, math.nan, math.nan])
+    monkeypatch.setattr("hetsngp.loop.mean_nll", lambda model, loader: next(values))
+    options: dict[str, Any] = {"epochs": 20, "patience": 3, "validation": batches(*HELD_OUT)}
+    history = train(toy.build("sngp"), batches(*TRAIN), generator=seed(), **options)
+    assert len(history) == 6
+    assert best_epoch(history) == 3
+    monkeypatch.setattr("hetsngp.loop.mean_nll", lambda model, loader: math.nan)
+    assert len(train(toy.build("sngp"), batches(*TRAIN), generator=seed(), **options)) == 3
 
 
 def test_patience_needs_something_to_watch() -> None:

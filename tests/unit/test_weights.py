@@ -161,7 +161,7 @@ def test_the_held_out_hessian_is_weighted() -> None:
     model = model_of("sngp", amplitude=40.0)
     report = hetsngp.fit_posterior(model, batches(x, y, weight), batches(*held))
     tau = report.mode_temperature
-    assert abs(report.temperature / tau - 1) > 0.01  # Λ is at the other one
+    assert abs(report.temperature / tau - 1) > 0.005  # Λ is at the other one
     with torch.no_grad():
         latent = model.head.latent
         p = torch.softmax(latent.mean(latent.features(model.backbone(held[0]))) / tau, -1)

@@ -13,7 +13,6 @@ wide. Each row chooses for d and for F, by the variance that part brings.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -128,12 +127,13 @@ class LabelNLL(torch.autograd.Function):
         mild_diagonal, mild_factor = u.mild()
         nll = torch.empty_like(mean[:, 0])
         grads = [torch.empty_like(t) for t in (mean, std, factor) if t is not None]
-        for by_price in itertools.starmap(_ByPrice, itertools.product((True, False), repeat=2)):
-            chosen = (mild_diagonal == by_price.diagonal) & (mild_factor == by_price.factor)
-            rows = chosen.nonzero().squeeze(1)
-            if len(rows) == len(mean):
+        kind = 2 * mild_diagonal.long() + mild_factor.long()
+        for number, rows_of_kind in enumerate(torch.bincount(kind, minlength=4).tolist()):
+            by_price = _ByPrice(diagonal=number >= 2, factor=number % 2 == 1)
+            if rows_of_kind == len(mean):
                 nll, grads = _value_and_gradient(points, count, y, u, by_price)
-            elif len(rows):
+            elif rows_of_kind:
+                rows = (kind == number).nonzero().squeeze(1)
                 nll[rows], pieces = _value_and_gradient(points, count, y[rows], u.rows(rows), by_price)
                 for whole, piece in zip(grads, pieces, strict=True):
                     whole[rows] = piece

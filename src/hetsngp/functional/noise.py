@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -22,13 +23,15 @@ def known_share(variance: Tensor, familiarity: Tensor) -> Tensor:
 
     At most k, and what is left is no wider than the odds k/(1 − k): noise that is wide on the data is still
     wide at a tenth of its variance, and would hide the model's doubt far into the unknown.
-    ``variance`` is the mean variance of a logit in units of τ².
+    ``variance`` is the mean variance of a logit in units of τ², the τ that the noise was learned with.
 
     >>> import torch
     >>> known_share(torch.tensor([0.5, 100.0, 100.0]), torch.tensor([0.5, 0.5, 1.0]))
     tensor([0.5000, 0.0099, 1.0000])
     """
-    return familiarity / (familiarity + (1 - familiarity) * variance.clamp_min(1))
+    return familiarity / (
+        familiarity + (1 - familiarity) * variance.clamp(1, torch.finfo(variance.dtype).max)
+    )
 
 
 def low_rank_factor(raw: Tensor, rank: int) -> Factor:

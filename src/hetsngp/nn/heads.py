@@ -42,6 +42,7 @@ class GaussianHead(nn.Module):
     """
 
     temperature: Tensor
+    mode_temperature: Tensor
     training_temperature: Tensor
 
     def __init__(
@@ -60,14 +61,25 @@ class GaussianHead(nn.Module):
         self.link = link
         self.num_classes = num_classes
         self.sample_beta = sample_beta
-        self.register_buffer("temperature", torch.tensor(float(temperature)))
-        # Calibration moves the temperature of predictions; training goes on with its own.
-        self.register_buffer("training_temperature", torch.tensor(float(temperature)))
+        # Of predictions, of the posterior mode (``model(x)``), and of training. Calibration moves the first
+        # two; training goes on with its own.
+        for name in ("temperature", "mode_temperature", "training_temperature"):
+            self.register_buffer(name, torch.tensor(float(temperature)))
 
     @property
     def has_posterior(self) -> bool:
         """Whether a prediction needs ``fit_posterior`` first."""
         return isinstance(self.latent, RandomFeatureGP) and self.latent.posterior.needs_fit
+
+    @property
+    def temperatures(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of predictions, of the posterior mode, of training."""
+        return self.temperature, self.mode_temperature, self.training_temperature
+
+    def forget_calibration(self) -> None:
+        """Back to the temperature of training."""
+        for temperature in self.temperatures:
+            temperature.copy_(self.training_temperature)
 
     # --- the road ---------------------------------------------------------------------------------------
 
@@ -104,7 +116,7 @@ class GaussianHead(nn.Module):
         """u/τ at the posterior mode; with ``sample_beta``, under the posterior as soon as there is one."""
         sampled = self.sample_beta and self.training and self.has_posterior
         posterior = sampled and bool(self.latent.posterior.fitted)  # type: ignore[union-attr]
-        temperature = self.training_temperature if self.training else self.temperature
+        temperature = self.training_temperature if self.training else self.mode_temperature
         return self.utility(h, posterior=posterior).tempered(temperature.to(h))
 
     # --- training ---------------------------------------------------------------------------------------
