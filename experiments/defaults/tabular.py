@@ -95,11 +95,11 @@ def idea(name: str) -> Iterator[None]:
 
     def sums_at_best_temperature(model: Any, loader: Any) -> tuple[float, float]:
         # Fold by fold, not pooled: near enough to see whether it helps.
-        start, found = model.head.temperature.clone(), []
+        start, found = model.head.mode_temperature.clone(), []
         for by in (0.2, 0.4, 0.55, 0.75, 1.0, 1.35, 1.8):
-            model.head.temperature.copy_(model.head.training_temperature * by)
+            model.head.mode_temperature.copy_(model.head.training_temperature * by)
             found.append(nll_sums(model, loader))
-        model.head.temperature.copy_(start)
+        model.head.mode_temperature.copy_(start)
         return min(found)
 
     def mode_temperature(pairs: Any, *, posterior: bool) -> Any:
