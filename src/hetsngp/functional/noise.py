@@ -29,9 +29,8 @@ def known_share(variance: Tensor, familiarity: Tensor) -> Tensor:
     >>> known_share(torch.tensor([0.5, 100.0, 100.0]), torch.tensor([0.5, 0.5, 1.0]))
     tensor([0.5000, 0.0099, 1.0000])
     """
-    return familiarity / (
-        familiarity + (1 - familiarity) * variance.clamp(1, torch.finfo(variance.dtype).max)
-    )
+    width = variance.clamp(1, torch.finfo(variance.dtype).max)
+    return familiarity / (familiarity + (1 - familiarity) * width)
 
 
 def low_rank_factor(raw: Tensor, rank: int) -> Factor:
