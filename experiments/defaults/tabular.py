@@ -1,6 +1,6 @@
 """Defaults of HetSNGPClassifier, chosen on tables that benchmarks/tabular.py does not use.
 
-    python experiments/defaults/tabular.py --out experiments/defaults/results     # 25 minutes on two cores
+    python experiments/defaults/tabular.py --out experiments/defaults/results     # 40 minutes on two cores
 
 Made tables, small as the benchmark's are: Gaussian classes of different covariance (overlapping and well
 separated), clusters of ``make_classification``, two moons. Five folds, labels as given and 20 % of the
