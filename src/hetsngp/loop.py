@@ -132,8 +132,9 @@ def _watch(
             states = [{k: t.clone() for k, t in model.state_dict().items()} for model in models]
         if patience is not None and epoch - best >= patience:
             break
-    for model, state in zip(models, states or [], strict=states is not None):
-        model.load_state_dict(state)
+    if states is not None:
+        for model, state in zip(models, states, strict=True):
+            model.load_state_dict(state)
     for model in models:
         model.eval()
     return history

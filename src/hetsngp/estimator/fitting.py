@@ -56,7 +56,8 @@ class Fit:
         )
         schedule = replace(self.schedule, stop_after=best_epoch(found))
         model, history = self._train(table, schedule, progress)
-        history = [replace(mine, held_out=theirs.held_out) for mine, theirs in zip(history, found)]  # noqa: B905
+        # The folds may have gone on for a while after the best epoch.
+        history = [replace(one, held_out=fold.held_out) for one, fold in zip(history, found, strict=False)]
         folds = [
             (_in_double(m), _rows(m, training), _rows(m, held_out))
             for m, (training, held_out) in zip(models, pairs, strict=True)
