@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
+from decimal import Decimal, localcontext
+from fractions import Fraction
 
 import numpy as np
 
@@ -87,3 +90,72 @@ def monte_carlo_softmax(
         done += n
     p = total / samples
     return p, np.sqrt(np.clip(square / samples - p**2, 0, None))
+
+
+def bernoulli(count: int) -> list[Fraction]:
+    """B₀ … B_count, exactly."""
+    numbers = [Fraction(1)]
+    for m in range(1, count + 1):
+        numbers.append(-sum(math.comb(m + 1, k) * numbers[k] for k in range(m)) / (m + 1))
+    return numbers
+
+
+BERNOULLI = bernoulli(40)
+
+
+def lgamma_and_digamma(x: Decimal) -> tuple[Decimal, Decimal]:
+    """lgamma(x) and ψ(x), x ≥ 1: the recurrence up to x + 60, then Stirling's series, right to 1e-50."""
+    product, harmonic = Decimal(1), Decimal(0)
+    for k in range(60):
+        product *= x + k
+        harmonic += 1 / (x + k)
+    x = x + 60
+    two_pi = Decimal("6.28318530717958647692528676655900576839433879875021164194988918461563281257")
+    lgamma = (x - Decimal("0.5")) * x.ln() - x + two_pi.ln() / 2
+    digamma = x.ln() - 1 / (2 * x)
+    for n in range(2, len(BERNOULLI), 2):
+        number = Decimal(BERNOULLI[n].numerator) / BERNOULLI[n].denominator
+        lgamma += number / (n * (n - 1) * x ** (n - 1))
+        digamma -= number / (n * x**n)
+    return lgamma - product.ln(), digamma - harmonic
+
+
+def dirichlet(alpha: Sequence[float], y: int) -> dict[str, float]:
+    """The textbook formulas for Dir(alpha), alpha (K,), in 60 decimals: in float64 they cancel."""
+    with localcontext() as context:
+        context.prec = 60
+        counts = [Decimal(a) for a in alpha]
+        total, classes = sum(counts), len(counts)
+        lgamma, psi = zip(*(lgamma_and_digamma(a) for a in counts), strict=True)
+        lgamma_total, psi_total = lgamma_and_digamma(total)
+        # ψ(x + 1) = ψ(x) + 1/x
+        expected = psi_total + 1 / total
+        expected -= sum(a / total * (p + 1 / a) for a, p in zip(counts, psi, strict=True))
+        entropy = -sum(a / total * (a / total).ln() for a in counts)
+        own = sum(lgamma) - lgamma_total + (total - classes) * psi_total
+        own -= sum((a - 1) * p for a, p in zip(counts, psi, strict=True))
+        return {
+            "expected_entropy": float(expected),
+            "mutual_information": float(entropy - expected),
+            "differential_entropy": float(own),
+            "uncertain_cross_entropy": float(psi_total - psi[y]),
+        }
+
+
+def radial_flow_log_density(
+    z: np.ndarray, centres: np.ndarray, raw_alphas: np.ndarray, raw_betas: np.ndarray
+) -> np.ndarray:
+    """log q(z | c), z (B, L), centres (F, K, L), the others (F, K) → (B, K): as the paper writes it."""
+    layers, classes, dim = centres.shape
+    out = np.zeros((len(z), classes))
+    for b, c in itertools.product(range(len(z)), range(classes)):
+        point, log_det = z[b], 0.0
+        for f in range(layers):
+            alpha = math.log1p(math.exp(raw_alphas[f, c]))
+            beta = -alpha + math.log1p(math.exp(raw_betas[f, c]))
+            r = math.sqrt(sum((point[i] - centres[f, c, i]) ** 2 for i in range(dim)))
+            h = 1 / (alpha + r)
+            log_det += (dim - 1) * math.log1p(beta * h) + math.log1p(beta * h - beta * h**2 * r)
+            point = point + beta * h * (point - centres[f, c])
+        out[b, c] = log_det - 0.5 * float(point @ point) - 0.5 * dim * math.log(2 * math.pi)
+    return out

@@ -1,0 +1,25 @@
+"""Modules whose numbers half precision would ruin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class KeepsPrecision(nn.Module):
+    """Parameters and buffers stay in float32 or better when the model is moved to half precision.
+
+    A variance is a small difference of large numbers, a density the exponential of one.
+    """
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        def guarded(tensor: Tensor) -> Tensor:
+            out = fn(tensor)
+            if out.dtype in (torch.float16, torch.bfloat16):
+                return tensor.to(device=out.device, dtype=torch.float32)
+            return out
+
+        return super()._apply(guarded, recurse)
