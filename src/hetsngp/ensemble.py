@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hetsngp.functional.uncertainty import binary_entropy, entropy
+from hetsngp.functional.uncertainty import mixture
 from hetsngp.model import Classifier
 from hetsngp.types import Prediction
 
@@ -17,14 +19,20 @@ from hetsngp.types import Prediction
 class Ensemble(nn.Module):
     """A mixture of models: probabilities are averaged, and disagreement is a third source of doubt.
 
-    total = I(y; member) + mean I(y; f) + mean E[H(y | f)]: ``member_uncertainty``, the rest of
-    ``model_uncertainty``, and ``data_uncertainty``.
+    total = I(y; member) + mean I(y; f) + mean E[H(y | f)]: ``member_uncertainty`` (which network?),
+    ``function_uncertainty`` (which function of its features?) and ``data_uncertainty``; with HetSNGP members
+    the paper's three sources. Made by :func:`hetsngp.build_ensemble`, or of models you have.
     """
 
     def __init__(self, members: Sequence[Classifier]) -> None:
         super().__init__()
         if len(members) == 0:
             raise ValueError("an Ensemble needs at least one member: Ensemble([model, ...])")
+        if not all(isinstance(member, Classifier) for member in members):
+            kinds = sorted({type(member).__name__ for member in members})
+            raise TypeError(f"members must be models made by hetsngp.build, got {', '.join(kinds)}")
+        if len({id(member) for member in members}) < len(members):
+            raise ValueError("a model is in the ensemble twice: it could not disagree with itself")
         classes = {member.num_classes for member in members}
         links = {member.head.link.link for member in members}
         if len(classes) > 1 or len(links) > 1:
@@ -63,31 +71,10 @@ class Ensemble(nn.Module):
     ) -> Prediction:
         """The mixture's probabilities and the three-way split."""
         each = [m.predict(x, num_samples=num_samples, generator=generator) for m in self.members]
-        if len(each) == 1:
-            return each[0]
-        stacked = Prediction(
-            **{
-                name: torch.stack([getattr(p, name) for p in each])
-                for name in Prediction.__dataclass_fields__
-            }
-        )
-        probs = stacked.probs.mean(0)
-        sigmoid = self.members[0].head.link.link == "sigmoid"
-        total = binary_entropy(probs) if sigmoid else entropy(probs)
-        member = (total - stacked.total_uncertainty.mean(0)).clamp_min(0)
-        data = stacked.data_uncertainty.mean(0).minimum(total)
-        model = total - data
-        return Prediction(
-            probs=probs,
-            clean_probs=stacked.clean_probs.mean(0),
-            total_uncertainty=data + model,
-            data_uncertainty=data,
-            model_uncertainty=model,
-            latent_variance=stacked.latent_variance.mean(0),
-            ood_score=model,
-            member_uncertainty=member,
-            num_points=stacked.num_points.sum(0),
-        )
+        out = mixture(each, sigmoid=self.members[0].head.sigmoid)
+        kinds = {(type(m.head), m.head.has_posterior) for m in self.members}
+        # Scores of different kinds have different units; doubt is in nats for all.
+        return out if len(kinds) == 1 else replace(out, ood_score=out.model_uncertainty)
 
     def predict_probs(
         self, x: Any, num_samples: int | None = None, generator: torch.Generator | None = None
@@ -99,6 +86,6 @@ class Ensemble(nn.Module):
     def forward(self, x: Any) -> Tensor:
         """log of the mean probability (log-odds under the sigmoid) at the posterior modes: (B, K)."""
         each = torch.stack([m(x) for m in self.members])
-        if self.members[0].head.link.link == "sigmoid":
-            return torch.logit(torch.sigmoid(each).mean(0))
+        if self.members[0].head.sigmoid:
+            return F.logsigmoid(each).logsumexp(0) - F.logsigmoid(-each).logsumexp(0)
         return each.logsumexp(0) - math.log(len(self.members))

@@ -9,27 +9,33 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from hetsngp.counting import class_counts, dataset_size
 from hetsngp.ensemble import Ensemble
 from hetsngp.model import Classifier, evaluating, to_device
-from hetsngp.validation import check_batch, check_positive
+from hetsngp.validation import check_batch, check_positive, check_repeatable
 
 
 @dataclass(frozen=True)
 class EpochResult:
-    """What the callback of :func:`train` gets; ``held_out`` is the NLL on ``validation``, if any."""
+    """What the callback of :func:`train` gets; ``held_out`` is the NLL on ``validation``, if any.
+
+    ``member`` of ``members``, from 1: the members of an ensemble are trained one after another.
+    """
 
     epoch: int
     epochs: int
     loss: float
     held_out: float | None = None
+    member: int = 1
+    members: int = 1
 
 
 @dataclass(frozen=True)
 class Schedule:
     """How the weights move: AdamW, the rate following a cosine from ``lr`` to zero in ``epochs``.
 
-    ``gp_lr`` is a factor on the rate of the GP's weights, whose natural size is one where a network's is
-    1/√width. ``stop_after`` ends it after so many of the ``epochs``.
+    ``gp_lr`` is a factor on the rate of what has a natural size of one, the GP's weights and a flow's, where
+    a network's is 1/√width. ``stop_after`` ends it after so many of the ``epochs``.
     """
 
     epochs: int
@@ -67,19 +73,25 @@ def train(
     """AdamW on ``model.loss`` with a cosine schedule; returns the loss of each epoch.
 
     Loaders yield (x, y) or (x, y, weight). Where a model has no ``dataset_size`` it gets the loader's, so
-    that the prior has its weight. With ``validation`` the model ends with the weights of the epoch whose NLL
-    was lowest there, and training stops after ``patience`` epochs that brought nothing lower. ``gp_lr`` and
-    ``stop_after``: see :class:`Schedule`.
+    that the prior has its weight; one that weighs classes by their numbers of examples gets those. With
+    ``validation`` the model ends with the weights of the epoch whose NLL was lowest there, and training stops
+    after ``patience`` epochs that brought nothing lower. ``gp_lr`` and ``stop_after``: see :class:`Schedule`.
+
+    The members of an ensemble are trained one after another, each as if it were alone: with an optimiser and
+    a best epoch of its own, in orders that the loader draws anew. The results come in the same order.
     """
     if patience is not None and validation is None:
         raise ValueError("patience needs a validation loader to watch: train(..., validation=held_out)")
     schedule = Schedule(epochs, lr, weight_decay, gp_lr, stop_after)
-    run = _epochs(model, loader, schedule, generator)
-
-    def held_out() -> float | None:
-        return None if validation is None else mean_nll(model, validation)
-
-    return _watch([model], ((loss, held_out()) for loss in run), schedule, patience, on_epoch)
+    members = model.members
+    check_repeatable(len(members), loader=loader, validation=validation)
+    history: list[EpochResult] = []
+    for number, member in enumerate(members, 1):
+        run = _epochs(member, loader, schedule, generator)
+        results = _with_held_out(member, run, validation)
+        history += _watch([member], results, schedule, patience, on_epoch, (number, len(members)))
+    model.eval()
+    return history
 
 
 def train_folds(
@@ -109,12 +121,20 @@ def train_folds(
     return _watch(models, results(), schedule, patience, on_epoch)
 
 
+def _with_held_out(
+    model: Classifier, losses: Iterator[float], validation: Iterable[Any] | None
+) -> Iterator[tuple[float, float | None]]:
+    for loss in losses:
+        yield loss, None if validation is None else mean_nll(model, validation)
+
+
 def _watch(
-    models: Sequence[Classifier | Ensemble],
+    models: Sequence[Classifier],
     results: Iterator[tuple[float, float | None]],
     schedule: Schedule,
     patience: int | None,
     on_epoch: Callable[[EpochResult], None] | None,
+    member: tuple[int, int] = (1, 1),
 ) -> list[EpochResult]:
     """Run through (loss, held-out NLL) of the epochs, and leave the models at the best of them."""
     if patience is not None:
@@ -122,7 +142,7 @@ def _watch(
     history: list[EpochResult] = []
     best, states = 0, None
     for epoch, (loss, held_out) in enumerate(results, 1):
-        history.append(EpochResult(epoch, schedule.last, loss, held_out))
+        history.append(EpochResult(epoch, schedule.last, loss, held_out, *member))
         if on_epoch is not None:
             on_epoch(history[-1])
         if held_out is None:
@@ -141,37 +161,50 @@ def _watch(
 
 
 def best_epoch(history: Sequence[EpochResult]) -> int:
-    """The epoch of lowest held-out NLL, the first of equals; the last where nothing was held out."""
+    """The epoch of lowest held-out NLL, the first of equals; the last where nothing was held out.
+
+    Of one model: from the history of an ensemble take a member, ``[r for r in history if r.member == 2]``.
+    """
+    if len({r.member for r in history}) > 1:
+        raise ValueError(
+            "history is of several members, each with a best epoch of its own: "
+            "best_epoch([r for r in history if r.member == 1])"
+        )
     watched = [(r.held_out, r.epoch) for r in history if r.held_out is not None and r.held_out == r.held_out]
     return min(watched)[1] if watched else history[-1].epoch
 
 
 def _epochs(
-    model: Classifier | Ensemble, loader: Iterable[Any], schedule: Schedule, generator: torch.Generator | None
+    model: Classifier, loader: Iterable[Any], schedule: Schedule, generator: torch.Generator | None
 ) -> Iterator[float]:
     """Train an epoch each time the next loss is asked for."""
     groups = [
-        {**group, "lr": schedule.lr * (schedule.gp_lr if group.get("has_prior") else 1.0)}
+        {**group, "lr": schedule.lr * (schedule.gp_lr if group.get("natural_size_one") else 1.0)}
         for group in model.parameter_groups(schedule.weight_decay)
     ]
     optimizer = torch.optim.AdamW(groups, lr=schedule.lr)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=schedule.epochs)
-    _set_dataset_size(model, loader)
+    _count(model, loader)
     model.train()
-    for epoch in range(1, schedule.last + 1):
-        loss = _one_epoch(model, loader, optimizer, generator, epoch)
-        cosine.step()
-        yield loss
+    try:
+        for epoch in range(1, schedule.last + 1):
+            loss = _one_epoch(model, loader, optimizer, generator, epoch)
+            cosine.step()
+            yield loss
+    finally:
+        # Optimiser and scheduler refer to each other: their memory would wait for the garbage collector.
+        optimizer.state.clear()
+        optimizer.zero_grad(set_to_none=True)
 
 
 def _one_epoch(
-    model: Classifier | Ensemble,
+    model: Classifier,
     loader: Iterable[Any],
     optimizer: torch.optim.Optimizer,
     generator: torch.Generator | None,
     epoch: int,
 ) -> float:
-    device = model.members[0].temperature.device
+    device = model.temperature.device
     total, seen = 0.0, 0
     for batch in loader:
         x, y, weight = check_batch(batch, "loader")
@@ -200,7 +233,7 @@ def mean_nll(model: Classifier | Ensemble, loader: Iterable[Any]) -> float:
 def _nll_sums(model: Classifier | Ensemble, loader: Iterable[Any]) -> tuple[float, float]:
     """The sum over examples, and of their weights."""
     device = model.members[0].temperature.device
-    sigmoid = model.members[0].head.link.link == "sigmoid"
+    sigmoid = model.members[0].head.sigmoid
     total, seen = 0.0, 0.0
     with evaluating(model):
         for batch in loader:
@@ -217,12 +250,11 @@ def _nll_sums(model: Classifier | Ensemble, loader: Iterable[Any]) -> tuple[floa
     return total, seen
 
 
-def _set_dataset_size(model: Classifier | Ensemble, loader: Iterable[Any]) -> None:
-    """From a loader that knows its size; for a stream the loss says that it leaves the prior out."""
-    data: Any = getattr(loader, "dataset", loader)
-    if not hasattr(data, "__len__"):
-        return
-    size = len(data) if data is not loader else sum(len(check_batch(b, "loader")[1]) for b in data)
-    for member in model.members:
-        if member.dataset_size is None:
-            member.dataset_size = size
+def _count(model: Classifier, loader: Iterable[Any]) -> None:
+    """Tell the model what it was not told; from a stream it cannot be had, and the loss warns of it."""
+    if model.dataset_size is None:
+        model.dataset_size = dataset_size(loader)
+    if model.wants_class_counts:
+        counts = class_counts(loader, model.num_classes)
+        if counts is not None:
+            model.class_counts = counts

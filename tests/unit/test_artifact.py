@@ -24,7 +24,7 @@ from tests.contract.toy import same_bits
 from torch import Tensor, nn
 
 import hetsngp
-from hetsngp import ArtifactError, artifact
+from hetsngp import ArtifactError, storage
 from hetsngp.nn.backbones import WideResNet
 from hetsngp.recipes import METHODS
 
@@ -44,15 +44,15 @@ class Own(nn.Module):
         return torch.tanh(self.norm(self.layer(x)))
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def config_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "config.json").read_text())
 
 
-def _edit(folder: Path, **changes: Any) -> None:
-    """Set entries of the config; ``model__num_classes`` means config["model"]["num_classes"]."""
-    config = _config(folder)
+def edit(folder: Path, **changes: Any) -> None:
+    """Set entries of the config; ``members__0__model`` means config["members"][0]["model"]."""
+    config = config_of(folder)
     for path, value in changes.items():
-        *parents, last = path.split("__")
+        *parents, last = (int(key) if key.isdigit() else key for key in path.split("__"))
         inner = config
         for key in parents:
             inner = inner[key]
@@ -60,18 +60,18 @@ def _edit(folder: Path, **changes: Any) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def _weights(folder: Path) -> Path:
-    return folder / _config(folder)["weights"]
+def weights_of(folder: Path) -> Path:
+    return folder / config_of(folder)["weights"]
 
 
-def _replace_weights(folder: Path, content: bytes) -> None:
+def replace_weights(folder: Path, content: bytes) -> None:
     """Other weights with a matching checksum: only what is inside can give them away."""
-    _weights(folder).write_bytes(content)
-    _edit(folder, sha256=hashlib.sha256(content).hexdigest())
+    weights_of(folder).write_bytes(content)
+    edit(folder, sha256=hashlib.sha256(content).hexdigest())
 
 
-def _leftovers(folder: Path) -> list[str]:
-    kept = {"config.json", _config(folder)["weights"]} if (folder / "config.json").exists() else set()
+def leftovers(folder: Path) -> list[str]:
+    kept = {"config.json", config_of(folder)["weights"]} if (folder / "config.json").exists() else set()
     return sorted(f.name for f in folder.iterdir() if f.name not in kept)
 
 
@@ -102,9 +102,18 @@ def test_round_trip_of_a_fitted_and_calibrated_model(method: str, tmp_path: Path
     assert all(torch.equal(t, state[name]) for name, t in twin.state_dict().items())
     hetsngp.save(twin, tmp_path / "again")
     assert (
-        _weights(tmp_path / "again").name == _weights(tmp_path / "a" / "b").name
+        weights_of(tmp_path / "again").name == weights_of(tmp_path / "a" / "b").name
     )  # content decides the name
     twin.train().loss(x, y).backward()  # it trains on
+
+
+def test_what_is_written(saved: Path) -> None:
+    config, model = config_of(saved), toy.trained("hetsngp")
+    names = ["format", "version", "weights", "sha256", "model", "calibration", "trained_since_fit"]
+    assert list(config) == names
+    assert config["model"] == {**model.config, "dataset_size": model.dataset_size}
+    assert sorted(load_file(weights_of(saved))) == sorted(model.state_dict())
+    assert leftovers(saved) == []
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -148,6 +157,44 @@ def test_a_network_of_ones_own(method: str, tmp_path: Path) -> None:
             hetsngp.load(tmp_path, backbone=other)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_network_that_does_not_fit_stays_as_it_was(method: str, tmp_path: Path) -> None:
+    """Spectral bounds and widened layers are written into a network only when all is well."""
+    hetsngp.save(hetsngp.build(method, Own(), 3, **toy.TINY), tmp_path)
+    other = Own(9)
+    before = {name: t.clone() for name, t in other.state_dict().items()}
+    with pytest.raises(ArtifactError, match="do not fit"):
+        hetsngp.load(tmp_path, backbone=other)
+    assert type(other.layer) is nn.Linear
+    assert list(other.state_dict()) == list(before)
+    assert all(torch.equal(t, before[name]) for name, t in other.state_dict().items())
+    edit(tmp_path, model__options__num_members=64)  # of a large first layer this would be a lot of memory
+    mine = Own()
+    if "mimo" in method:
+        with pytest.raises(ArtifactError, match="do not fit"):
+            hetsngp.load(tmp_path, backbone=mine)
+        assert mine.layer.weight.shape == (8, 2)
+    else:
+        hetsngp.load(tmp_path, backbone=mine)
+
+
+class Single(Own):
+    """Cannot be copied."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise RuntimeError("there is only one of me")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_network_that_cannot_be_copied_is_filled_too(method: str, tmp_path: Path) -> None:
+    model = hetsngp.build(method, Own(), 3, **toy.TINY)
+    hetsngp.save(model, tmp_path)
+    given = Single()
+    twin = hetsngp.load(tmp_path, backbone=given)
+    assert twin.backbone is given
+    assert torch.equal(twin(X), model.eval()(X))
+
+
 def test_only_models_are_saved(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"made by hetsngp\.build, got Linear"):
         hetsngp.save(nn.Linear(1, 1), tmp_path / "x")
@@ -169,7 +216,7 @@ def test_an_older_model_is_replaced_and_strangers_are_left_alone(saved: Path) ->
     (saved / "model-mine.safetensors").write_text("mine")
     new = toy.trained("sngp")
     hetsngp.save(new, saved)
-    assert _leftovers(saved) == ["model-mine.safetensors", "notes.txt"]
+    assert leftovers(saved) == ["model-mine.safetensors", "notes.txt"]
     assert same_bits(hetsngp.load(saved).predict(X), new.predict(X))
 
 
@@ -180,12 +227,12 @@ class Interrupted(Exception):
     pass
 
 
-def _half_written(tensors: dict[str, Tensor], file: Path, **_: Any) -> None:
+def half_written(tensors: dict[str, Tensor], file: Path, **_: Any) -> None:
     Path(file).write_bytes(b"half a file")
     raise Interrupted
 
 
-def _fail_at(call: int, original: Any) -> Any:
+def fail_at(call: int, original: Any) -> Any:
     seen = []
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -210,22 +257,22 @@ def test_an_interrupted_save_leaves_the_old_model_whole(
         hetsngp.save(old, tmp_path)
     with monkeypatch.context() as patch:
         if stage == "save_file":
-            patch.setattr(artifact, "save_file", _half_written)
+            patch.setattr(storage, "save_file", half_written)
         elif stage == "write_text":
-            patch.setattr(Path, "write_text", _fail_at(1, Path.write_text))
+            patch.setattr(Path, "write_text", fail_at(1, Path.write_text))
         else:
             name, call = stage.split("-")
-            patch.setattr(os, name, _fail_at(int(call), getattr(os, name)))
+            patch.setattr(os, name, fail_at(int(call), getattr(os, name)))
         with pytest.raises(Interrupted):
             hetsngp.save(new, tmp_path)
-    assert not [name for name in _leftovers(tmp_path) if name.startswith(".")]  # no temporary files
+    assert not [name for name in leftovers(tmp_path) if name.startswith(".")]  # no temporary files
     if first:
         with pytest.raises(FileNotFoundError):
             hetsngp.load(tmp_path)
     else:
         assert same_bits(hetsngp.load(tmp_path).predict(X), old.predict(X))
     hetsngp.save(new, tmp_path)  # the next save works and tidies up
-    assert _leftovers(tmp_path) == []
+    assert leftovers(tmp_path) == []
     assert same_bits(hetsngp.load(tmp_path).predict(X), new.predict(X))
 
 
@@ -278,12 +325,12 @@ def test_a_process_that_dies_at_any_stage_leaves_the_old_model(
     hetsngp.save(old, tmp_path)
     with monkeypatch.context() as patch:
         if stage == "save_file":
-            patch.setattr(artifact, "save_file", _half_written)
+            patch.setattr(storage, "save_file", half_written)
         elif stage == "write_text":
-            patch.setattr(Path, "write_text", _fail_at(1, Path.write_text))
+            patch.setattr(Path, "write_text", fail_at(1, Path.write_text))
         else:
             name, call = stage.split("-")
-            patch.setattr(os, name, _fail_at(int(call), getattr(os, name)))
+            patch.setattr(os, name, fail_at(int(call), getattr(os, name)))
         patch.setattr(Path, "unlink", lambda *_, **__: None)
         with pytest.raises(Interrupted):
             hetsngp.save(new, tmp_path)
@@ -293,7 +340,7 @@ def test_a_process_that_dies_at_any_stage_leaves_the_old_model(
 # --- damaged and foreign files ------------------------------------------------------------------------------
 
 
-def _refused(folder: Path, *words: str) -> None:
+def refused(folder: Path, *words: str) -> None:
     """load raises ArtifactError with these words, fast and without growing."""
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
     with pytest.raises(ArtifactError) as caught:
@@ -306,46 +353,46 @@ def _refused(folder: Path, *words: str) -> None:
 
 @pytest.mark.parametrize("keep", [0, 7, 100, -1])
 def test_truncated_weights(saved: Path, keep: int) -> None:
-    content = _weights(saved).read_bytes()
-    _weights(saved).write_bytes(content[:keep])
-    _refused(saved, "damaged", "checksum", "copy it again")
-    _replace_weights(saved, content[:keep])
-    _refused(saved, "not a safetensors file")
+    content = weights_of(saved).read_bytes()
+    weights_of(saved).write_bytes(content[:keep])
+    refused(saved, "damaged", "checksum", "copy it again")
+    replace_weights(saved, content[:keep])
+    refused(saved, "not a safetensors file")
 
 
 @pytest.mark.parametrize("where", [3, 50, -5])
 def test_flipped_bits(saved: Path, where: int) -> None:
-    content = bytearray(_weights(saved).read_bytes())
+    content = bytearray(weights_of(saved).read_bytes())
     content[where] ^= 4
-    _weights(saved).write_bytes(content)
-    _refused(saved, "damaged", "checksum")
+    weights_of(saved).write_bytes(content)
+    refused(saved, "damaged", "checksum")
 
 
 def test_missing_weights(saved: Path) -> None:
-    _weights(saved).unlink()
-    _refused(saved, "is missing", "copied or unpacked only in part")
+    weights_of(saved).unlink()
+    refused(saved, "is missing", "copied or unpacked only in part")
 
 
 def test_foreign_safetensors(saved: Path, tmp_path: Path) -> None:
     save_file({"layer.weight": torch.ones(2, 2)}, tmp_path / "foreign")
-    _replace_weights(saved, (tmp_path / "foreign").read_bytes())
-    _refused(saved, "do not fit", "missing", "unexpected ['layer.weight']")
+    replace_weights(saved, (tmp_path / "foreign").read_bytes())
+    refused(saved, "do not fit", "missing", "unexpected ['layer.weight']")
 
 
 @pytest.mark.parametrize("name", ["head.latent.beta", "backbone.isometry", "head.latent.posterior.gamma"])
 def test_tensors_of_other_shapes(saved: Path, tmp_path: Path, name: str) -> None:
-    tensors = load_file(_weights(saved))
+    tensors = load_file(weights_of(saved))
     tensors[name] = torch.zeros(5, 4, 3)
     save_file(tensors, tmp_path / "other")
-    _replace_weights(saved, (tmp_path / "other").read_bytes())
-    _refused(saved, "do not fit", name)
+    replace_weights(saved, (tmp_path / "other").read_bytes())
+    refused(saved, "do not fit", name)
 
 
 def test_tensors_of_other_types(saved: Path, tmp_path: Path) -> None:
-    tensors = load_file(_weights(saved))
+    tensors = load_file(weights_of(saved))
     tensors["head.latent.beta"] = torch.ones_like(tensors["head.latent.beta"], dtype=torch.int8)
     save_file(tensors, tmp_path / "other")
-    _replace_weights(saved, (tmp_path / "other").read_bytes())
+    replace_weights(saved, (tmp_path / "other").read_bytes())
     assert hetsngp.load(saved).head.latent.beta.dtype == torch.float32
 
 
@@ -363,19 +410,21 @@ def test_pickles_are_refused_and_never_run(saved: Path, tmp_path: Path) -> None:
     sprung = tmp_path / "sprung"
     torch.save({"beta": torch.ones(2), "trap": Trap(str(sprung))}, tmp_path / "pickle")
     for content in ((tmp_path / "pickle").read_bytes(), pickle.dumps(Trap(str(sprung)))):
-        _replace_weights(saved, content)
-        _refused(saved, "not a safetensors file")
+        replace_weights(saved, content)
+        refused(saved, "not a safetensors file")
         assert not sprung.exists()
     pickle.loads(pickle.dumps(Trap(str(sprung)))).close()
     assert sprung.exists()  # the trap does work
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"{", b"not json", b"\xff\xfe\x00", b"[" * 200_000, b"PK\x03\x04"], ids=range(6)
+    "text",
+    [b"", b"{", b"not json", b"\xff\xfe\x00", b"[" * 200_000, b"PK\x03\x04", b"9" * 5000],
+    ids=range(7),
 )
 def test_configs_that_are_not_json(saved: Path, text: bytes) -> None:
     (saved / "config.json").write_bytes(text)
-    _refused(saved, "config.json is not a JSON file")
+    refused(saved, "config.json is not a JSON file")
 
 
 @pytest.mark.parametrize(
@@ -383,18 +432,18 @@ def test_configs_that_are_not_json(saved: Path, text: bytes) -> None:
 )
 def test_configs_of_others(saved: Path, text: str) -> None:
     (saved / "config.json").write_text(text)
-    _refused(saved, "was not written by hetsngp.save")
+    refused(saved, "was not written by hetsngp.save")
 
 
 def test_a_huge_config_is_not_read(saved: Path) -> None:
-    (saved / "config.json").write_text(json.dumps({**_config(saved), "padding": "x" * 2**20}))
-    _refused(saved, "larger than any hetsngp config")
+    (saved / "config.json").write_text(json.dumps({**config_of(saved), "padding": "x" * 2**22}))
+    refused(saved, "larger than any hetsngp config")
 
 
 @pytest.mark.parametrize("version", [2, 0, "1", None, 10**30])
 def test_other_versions(saved: Path, version: Any) -> None:
-    _edit(saved, version=version)
-    _refused(saved, f"version {version!r}", "reads version 1")
+    edit(saved, version=version)
+    refused(saved, f"version {version!r}", "reads version 1")
 
 
 @pytest.mark.parametrize(
@@ -410,17 +459,17 @@ def test_other_versions(saved: Path, version: Any) -> None:
     ],
 )
 def test_weights_may_not_point_elsewhere(saved: Path, name: Any) -> None:
-    shutil.copy(_weights(saved), saved.parent / "model-0123456789abcdef.safetensors")
-    shutil.copy(_weights(saved), saved.parent / "x.safetensors")
-    _edit(saved, weights=name)
-    _refused(saved, "names weights", repr(name), "would not write")
+    shutil.copy(weights_of(saved), saved.parent / "model-0123456789abcdef.safetensors")
+    shutil.copy(weights_of(saved), saved.parent / "x.safetensors")
+    edit(saved, weights=name)
+    refused(saved, "names weights", repr(name), "would not write")
 
 
 def test_weights_may_not_be_an_absolute_path(saved: Path) -> None:
     elsewhere = saved.parent / "model-0123456789abcdef.safetensors"
-    shutil.copy(_weights(saved), elsewhere)
-    _edit(saved, weights=str(elsewhere))
-    _refused(saved, "would not write")
+    shutil.copy(weights_of(saved), elsewhere)
+    edit(saved, weights=str(elsewhere))
+    refused(saved, "would not write")
 
 
 @pytest.mark.parametrize(
@@ -436,6 +485,10 @@ def test_weights_may_not_be_an_absolute_path(saved: Path) -> None:
         ({"model__options__random_features": 10_000}, "do not fit"),
         ({"model__options__rank": 10**12}, "rank"),
         ({"model__options__rank": 10_000}, "do not fit"),
+        ({"model__options__num_members": 10**9}, "num_members"),
+        ({"model__options__num_members": 10_000}, "num_members"),
+        ({"model__options__latent_dim": 10**12}, "latent_dim"),
+        ({"model__options__flow_layers": 10**12}, "flow_layers"),
         ({"model__backbone__config__width": 10**9}, "width"),
         ({"model__backbone__config__width": 10_000}, "do not fit"),
         ({"model__backbone__config__depth": 10**9}, "depth"),
@@ -464,5 +517,26 @@ def test_weights_may_not_be_an_absolute_path(saved: Path) -> None:
     ),
 )
 def test_configs_that_lie(saved: Path, change: dict[str, Any], word: str) -> None:
-    _edit(saved, **change)
-    _refused(saved, word)
+    edit(saved, **change)
+    refused(saved, word)
+
+
+def test_numbers_that_are_no_sizes_may_be_large(saved: Path) -> None:
+    numbers = ("num_samples", "dataset_size", "batch_repetition")
+    edit(saved, **{f"model__options__{name}": 10**9 for name in numbers}, model__dataset_size=10**9)
+    assert hetsngp.load(saved).dataset_size == 10**9
+
+
+@pytest.mark.parametrize("method", ["mimo", "posterior_network"])
+@pytest.mark.parametrize("name", ["num_members", "latent_dim", "flow_layers", "num_classes"])
+def test_sizes_that_a_method_uses_are_compared(method: str, name: str, tmp_path: Path) -> None:
+    hetsngp.save(toy.build(method), tmp_path)
+    path = "model__num_classes" if name == "num_classes" else f"model__options__{name}"
+    used = name == "num_classes" or (name == "num_members") == (method == "mimo")
+    edit(tmp_path, **{path: 60})
+    if used:
+        refused(tmp_path, "do not fit")
+    else:
+        hetsngp.load(tmp_path)
+    edit(tmp_path, **{path: 10**9})
+    refused(tmp_path, name, "far more than the saved weights have")

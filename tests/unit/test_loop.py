@@ -11,8 +11,21 @@ import torch
 import torch.nn.functional as F
 from tests.contract import toy
 from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
 
 import hetsngp
+from hetsngp.counting import class_counts, dataset_size
 from hetsngp.loop import EpochResult, Schedule, best_epoch, mean_nll, train, train_folds
 from hetsngp.recipes import METHODS
 
@@ -30,12 +43,23 @@ def seed(value: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(value)
 
 
+def count_by_hand(loader: Any, classes: int = 3) -> list[float]:
+    counts = [0.0] * classes
+    for _, y, *weight in loader:
+        for label, w in zip(y, weight[0] if weight else torch.ones(len(y)), strict=True):
+            counts[label] += float(w)
+    return counts
+
+
 def by_hand(
     model: Any, loader: Any, epochs: int = EPOCHS, *, gp_lr: float = 1.0, watched: Any = None
 ) -> tuple[list[float], list[float], list[dict[str, Tensor]]]:
     """Mean losses, held-out NLL and weights after each epoch."""
-    beta = [p for name, p in model.named_parameters() if name.endswith("latent.beta")]
-    rest = [p for name, p in model.named_parameters() if not name.endswith("latent.beta")]
+    if model.wants_class_counts:
+        model.class_counts = count_by_hand(loader)
+    own = ("latent.beta", "head.norm.", "head.flows.")  # a prior's weights, and a density's
+    beta = [p for name, p in model.named_parameters() if any(part in name for part in own)]
+    rest = [p for name, p in model.named_parameters() if not any(part in name for part in own)]
     groups = [{"params": rest, "weight_decay": 0.01, "lr": LR}]
     groups += [{"params": beta, "weight_decay": 0.0, "lr": LR * gp_lr}] if beta else []
     optimizer, g = torch.optim.AdamW(groups), seed()
@@ -78,7 +102,7 @@ def test_it_is_adamw_with_a_cosine(method: str, gp_lr: float, weighted: bool) ->
     losses, _, states = by_hand(twin, loader, gp_lr=gp_lr)
     assert history == seen
     assert [r.epoch for r in history] == list(range(1, EPOCHS + 1))
-    assert {(r.epochs, r.held_out) for r in history} == {(EPOCHS, None)}
+    assert {(r.epochs, r.held_out, r.member, r.members) for r in history} == {(EPOCHS, None, 1, 1)}
     assert [r.loss for r in history] == pytest.approx(losses, rel=1e-5)
     assert_weights(model, states[-1])
     assert not model.training
@@ -101,28 +125,18 @@ def test_gp_lr_is_of_beta_alone() -> None:
         assert float(steps[1.0][name]) == pytest.approx(1e-3, rel=0.02), name
 
 
-def test_every_member_of_an_ensemble_has_its_rates() -> None:
-    members = [toy.build("sngp"), toy.build("deterministic"), toy.build("sngp", amplitude=3.0)]
-    alone = [copy.deepcopy(m) for m in members]
-    train(hetsngp.Ensemble(members), batches(*TRAIN), epochs=2, lr=LR, weight_decay=0.0, gp_lr=3.0)
-    for member, single in zip(members, alone, strict=True):
-        # A mean over three losses: a third of each gradient, which Adam's step does not feel.
-        train(single, batches(*TRAIN), epochs=2, lr=LR, weight_decay=0.0, gp_lr=3.0)
-        for p, q in zip(member.parameters(), single.parameters(), strict=True):
-            torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-3)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_the_weights_of_the_best_epoch_are_kept(method: str) -> None:
     loader, held_out = batches(*TRAIN), batches(*HELD_OUT, size=7)
     model, twin = toy.build(method), toy.build(method)
-    options: dict[str, Any] = {"epochs": EPOCHS, "lr": LR, "weight_decay": 0.01}
+    epochs = 30 if method == "posterior_network" else EPOCHS  # densities are learned more slowly
+    options: dict[str, Any] = {"epochs": epochs, "lr": LR, "weight_decay": 0.01}
     history = train(model, loader, generator=seed(), validation=held_out, **options)
-    losses, values, states = by_hand(twin, loader, watched=HELD_OUT)
+    losses, values, states = by_hand(twin, loader, epochs, watched=HELD_OUT)
     assert [r.loss for r in history] == pytest.approx(losses, rel=1e-5)  # looking does not disturb
     assert [r.held_out for r in history] == pytest.approx(values, rel=1e-5)
     best = values.index(min(values))
-    assert best + 1 < EPOCHS  # so that there was something to go back to
+    assert best + 1 < epochs  # so that there was something to go back to
     assert_weights(model, states[best])
     assert mean_nll(model, held_out) == pytest.approx(values[best], rel=1e-5)
 
@@ -344,6 +358,140 @@ def test_folds_have_as_many_of_everything() -> None:
             train_folds(models, training, held_out, Schedule(1), generators=points)
     with pytest.raises(ValueError, match="patience must be a positive whole number"):
         run_folds(fold_models("sngp"), Schedule(2), patience=0)
+
+
+# --- how many, and of which class -----------------------------------------------------------------------
+
+X, Y = toy.blobs(3, 8)[0], torch.tensor([0] * 12 + [1] * 8 + [2] * 4)
+
+
+class Relabelled(TensorDataset):
+    def __getitem__(self, index: Any) -> Any:
+        return self.tensors[0][index], 2 - self.tensors[1][index]
+
+
+class Backwards(SequentialSampler):
+    """Says it goes in order, and shows the last five."""
+
+    def __iter__(self) -> Any:
+        return iter(range(19, 24))
+
+
+def _relabel(rows: list[Any]) -> tuple[Tensor, Tensor]:
+    x, y = default_collate(rows)
+    return x, torch.zeros_like(y)
+
+
+def loader_of(kind: str) -> DataLoader[Any]:
+    """Always the same rows; those of ``plain``, ``shuffled`` and ``drop_last`` are all there are."""
+    data = TensorDataset(X, Y)
+    whole: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "shuffled": {"shuffle": True, "generator": seed()},
+        "weighted": {"sampler": WeightedRandomSampler(1.0 + 9 * (Y == 2), 24, generator=seed())},
+        "subset": {"sampler": SubsetRandomSampler(range(5, 20), generator=seed())},
+        "replacement": {"sampler": RandomSampler(data, True, generator=seed(1))},
+        "a part": {"sampler": RandomSampler(data, num_samples=7, generator=seed())},
+        "twice": {"sampler": RandomSampler(data, num_samples=48, generator=seed())},
+        "others": {"sampler": SequentialSampler(range(10))},
+        "backwards": {"sampler": Backwards(data)},
+        "relabelled in collate": {"collate_fn": _relabel},
+    }
+    if kind in whole:
+        return DataLoader(data, 10, **whole[kind])
+    if kind == "batches":
+        sampler = WeightedRandomSampler(1.0 + 9 * (Y == 2), 24, generator=seed())
+        return DataLoader(data, batch_sampler=BatchSampler(sampler, 10, False))
+    if kind == "batches of its own":
+        return DataLoader(data, batch_sampler=[[0, 1], [20, 21, 22]])  # type: ignore[arg-type]
+    if kind == "with weights":
+        return DataLoader(TensorDataset(X, Y, WEIGHT), 10)
+    if kind == "Subset":
+        return DataLoader(Subset(data, range(3, 15)), 10)
+    assert kind == "Relabelled"
+    return DataLoader(Relabelled(X, Y), 10)
+
+
+KINDS = [
+    "plain",
+    "shuffled",
+    "with weights",
+    "weighted",
+    "subset",
+    "replacement",
+    "a part",
+    "twice",
+    "others",
+]
+KINDS += ["backwards", "relabelled in collate", "batches", "batches of its own", "Subset", "Relabelled"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_classes_are_counted_as_the_loader_shows_them(kind: str) -> None:
+    want = count_by_hand(loader_of(kind))
+    assert class_counts(loader_of(kind), 3).tolist() == pytest.approx(want, rel=1e-6)
+    model = toy.build("posterior_network")
+    train(model, loader_of(kind), epochs=1, lr=1e-6)
+    assert model.class_counts.tolist() == pytest.approx(want, rel=1e-6)
+    if kind not in ("plain", "shuffled"):
+        assert want != [12.0, 8.0, 4.0]
+
+
+@pytest.mark.parametrize("kind", ["plain", "shuffled", "with weights"])
+def test_labels_at_hand_cost_no_pass(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader, want = loader_of(kind), count_by_hand(loader_of(kind))
+    monkeypatch.setattr(TensorDataset, "__getitem__", None)
+    assert class_counts(loader, 3).tolist() == pytest.approx(want, rel=1e-6)
+    if kind == "shuffled":  # and the order of the epochs to come is what it was
+        assert torch.equal(loader.generator.get_state(), seed().get_state())
+
+
+def test_streams_are_not_counted() -> None:
+    class Stream(IterableDataset):
+        def __iter__(self) -> Any:
+            return zip(X, Y, strict=True)
+
+    iterator = iter(batches(X, Y))
+    for stream in (DataLoader(Stream(), 10), iterator):
+        assert dataset_size(stream) is None
+        assert class_counts(stream, 3) is None
+    assert len(list(iterator)) == 3  # not touched
+    model = toy.build("posterior_network", dataset_size=None)
+    with pytest.warns(UserWarning, match="class_counts is not set"):
+        train(model, DataLoader(Stream(), 10), epochs=1)
+    assert model.class_counts is None
+    assert model.dataset_size is None
+
+
+def test_counts_that_were_given_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = toy.build("posterior_network", class_counts=[5, 6, 7])
+    train(model, batches(X, Y), epochs=1)
+    assert model.class_counts.tolist() == [5, 6, 7]
+    assert model.dataset_size == 36
+    monkeypatch.setattr("hetsngp.loop.class_counts", None)  # asks nobody who has no use for them
+    for method in METHODS:
+        if method != "posterior_network":
+            model = toy.build(method, dataset_size=None)
+            train(model, batches(X, Y), epochs=1)
+            assert model.class_counts is None
+            assert model.dataset_size == 24
+
+
+def test_folds_count_their_own_classes() -> None:
+    models = fold_models("posterior_network")
+    run_folds(models, Schedule(1))
+    for model, (training, _) in zip(models, FOLDS, strict=True):
+        assert model.class_counts.tolist() == pytest.approx(count_by_hand(training), rel=1e-6)
+
+
+def test_labels_that_cannot_be_counted_are_refused() -> None:
+    for y, error in ((Y + 1, ValueError), (Y.float(), TypeError), (Y[:, None], ValueError)):
+        with pytest.raises(error):
+            class_counts([(X, y)], 3)
+    assert class_counts([], 3) is None
+    assert class_counts([(X, Y, torch.zeros(24))], 3) is None
+    with pytest.raises(ValueError, match="loader is empty"):
+        train(toy.build("posterior_network"), [], epochs=1)
 
 
 # --- held-out NLL ---------------------------------------------------------------------------------------
