@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from hetsngp.data.synthetic import NOISE_OF_ITS_OWN, TASKS
-from hetsngp.evaluation.synthetic import PAPER_METHODS
 from hetsngp.recipes import METHODS
 from hetsngp.validation import check_choice
 
@@ -50,7 +49,7 @@ def make_app() -> Any:
     def demo(
         methods: Annotated[
             str, typer.Option(help=f"Commas between, or 'all': {', '.join(METHODS)}.")
-        ] = ",".join(PAPER_METHODS),
+        ] = "all",
         tasks: Annotated[str, typer.Option(help=f"Commas between, or 'all': {', '.join(TASKS)}.")] = "all",
         seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: means and standard errors.")] = 1,
         seed: Annotated[int, typer.Option(min=0, help="First seed; the figures are of this one.")] = 0,

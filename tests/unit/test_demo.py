@@ -306,28 +306,34 @@ def test_one_seed_has_no_standard_error_and_the_circles_no_ood() -> None:
 def test_figures_show_the_maps_upright(tmp_path: Path) -> None:
     """Doubt in the lower left corner changes that corner of its own panel and nothing else."""
     task = make_task("two_moons", 0)
-    nothing, corner = np.zeros((2, 20, 20), np.float32)
-    corner[:5, :5] = 0.69
+    nothing, corner, everything = np.zeros((3, 20, 20), np.float32)
+    corner[:5, :5], everything[:] = 0.69, 0.69
     pictures = []
-    for values in (nothing, corner):
-        maps = {"doubt": values, "data_uncertainty": nothing, "model_uncertainty": nothing}
-        plots.draw_doubt(task, {"sngp": maps}, tmp_path / "doubt.png")
+    for values in (nothing, corner, everything):
+        none = {"doubt": nothing, "data_uncertainty": nothing, "model_uncertainty": nothing}
+        maps = {"sngp": none, "hetsngp": {**none, "doubt": values}}
+        plots.draw_doubt(task, maps, tmp_path / "doubt.png")
         pictures.append(image.imread(tmp_path / "doubt.png")[..., :3].mean(-1))
-    change = pictures[0] - pictures[1]
+    change, panel = pictures[0] - pictures[1], np.nonzero(pictures[0] - pictures[2])
     rows, columns = np.nonzero(change)
     height, width = change.shape
     assert change.min() >= 0  # doubt is dark
     assert change.max() > 0.5
-    assert rows.min() > height / 2
-    assert columns.max() < width / 6
-    assert 0.03 < len(rows) / (width / 3) ** 2 < 0.1  # a quarter of each side
+    # The first row of panels, the second of two methods.
+    assert panel[0].max() < 0.45 * height
+    assert panel[1].min() > 0.4 * width
+    tall, wide = np.ptp(panel[0]), np.ptp(panel[1])
+    # A quarter of each side, and half a cell that is blended into the next.
+    assert rows.min() > panel[0].max() - 0.3 * tall
+    assert columns.max() < panel[1].min() + 0.3 * wide
+    assert 0.05 < len(rows) / (tall * wide) < 0.09
 
 
 def test_label_figures_take_any_number_of_methods(tmp_path: Path) -> None:
     task = make_task("noisy_circles", 0)
     probs = np.random.default_rng(0).random((3, 12, 12)).astype(np.float32)
-    for count in (1, 2, 5):
-        maps = {f"method {k}": {"probs": probs} for k in range(count)}
+    for count in (1, 2, 5, len(METHODS)):
+        maps = {method: {"probs": probs} for method in [*METHODS][:count]}
         plots.draw_labels(task, maps, dict.fromkeys(maps, 0.5), tmp_path / f"{count}.png")
         assert (tmp_path / f"{count}.png").read_bytes()[:4] == b"\x89PNG"
 

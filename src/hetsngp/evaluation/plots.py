@@ -13,25 +13,19 @@ import torch.nn.functional as F
 
 from hetsngp.data.synthetic import SyntheticTask
 from hetsngp.evaluation.store import write_atomically
+from hetsngp.recipes import METHODS
 
 # Okabe and Ito's colours, told apart by colour-blind eyes; on grey, which no class has. The unseen cluster is
 # red as in the paper, and crosses, so that its colour need not be seen.
 CLASSES = ("#0072B2", "#E69F00", "#009E73")
 UNSEEN = "#D00000"
 MOST_POINTS, MOST_UNSEEN = 600, 80
-NAMES = {
-    "deterministic": "Deterministic",
-    "heteroscedastic": "Heteroscedastic",
-    "sngp": "SNGP",
-    "hetsngp": "HetSNGP",
-}
-
 Maps = Mapping[str, Mapping[str, np.ndarray]]
 """method → name of a map → its values."""
 
 
 def draw_doubt(task: SyntheticTask, maps: Maps, path: Path) -> None:
-    """A row a method: 1 − confidence as the paper has it, data uncertainty, model uncertainty."""
+    """A column a method: 1 − confidence as the paper has it, data uncertainty, model uncertainty."""
     most = math.log(task.num_classes)
     panels = (
         (
@@ -44,20 +38,18 @@ def draw_doubt(task: SyntheticTask, maps: Maps, path: Path) -> None:
         ("model_uncertainty", "Model uncertainty\n(nothing like this was seen)", "nats", most),
     )
     greys = _greys()
-    figure = _figure(9.0, 2.75 * len(maps) + 1.5)
-    axes = figure.subplots(len(maps), 3, squeeze=False)
-    for row, (method, values) in zip(axes, maps.items(), strict=True):
-        for ax, (name, _, _, highest) in zip(row, panels, strict=True):
+    figure = _figure(max(2.2 * len(maps) + 1.2, 6.0), 3 * 2.3 + 0.9)
+    axes = figure.subplots(len(panels), len(maps), squeeze=False)
+    for column, (method, values) in enumerate(maps.items()):
+        for ax, (name, _, _, highest) in zip(axes[:, column], panels, strict=True):
             _background(ax, task, values[name], cmap=greys, vmin=0, vmax=highest, interpolation="bilinear")
-            _points(ax, task, task.train.y, most=MOST_POINTS)
+            _points(ax, task, task.train.y, size=1.5, most=MOST_POINTS)
             _unseen(ax, task)
-        row[0].set_ylabel(NAMES.get(method, method), fontsize=12)
-    for column, (_, title, unit, highest) in enumerate(panels):
-        axes[0, column].set_title(title, fontsize=11)
-        bar = figure.colorbar(
-            axes[-1, column].images[0], ax=axes[:, column], location="bottom", shrink=0.9, aspect=30, pad=0.01
-        )
-        bar.set_label(f"{unit} (at most {highest:.2f})", fontsize=9)
+        axes[0, column].set_title(METHODS[method].title, fontsize=12)
+    for row, (_, title, unit, highest) in zip(axes, panels, strict=True):
+        row[0].set_ylabel(title, fontsize=10)
+        bar = figure.colorbar(row[-1].images[0], ax=row, location="right", shrink=0.9, aspect=20, pad=0.01)
+        bar.set_label(f"{unit}\n(at most {highest:.2f})", fontsize=8)
         bar.ax.tick_params(labelsize=8)
     figure.suptitle(task.title, fontsize=14)
     _legend(figure, task)
@@ -93,7 +85,7 @@ def draw_labels(task: SyntheticTask, maps: Maps, accuracies: Mapping[str, float]
             interpolation="nearest",
             alpha=0.75,
         )
-        ax.set_title(f"{NAMES.get(method, method)}: accuracy {accuracies[method]:.3f}", fontsize=11)
+        ax.set_title(f"{METHODS[method].title}: accuracy {accuracies[method]:.3f}", fontsize=11)
     for ax in axes.flat[count:]:
         ax.set_visible(False)
     for ax in axes.flat[:count]:
