@@ -21,7 +21,6 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
-from tests.contract import toy
 
 import hetsngp
 from hetsngp import HetSNGPClassifier
@@ -29,7 +28,8 @@ from hetsngp.estimator import table
 from hetsngp.estimator.fitting import GP_LEARNING_RATE
 from hetsngp.estimator.progress import Progress
 from hetsngp.loop import EpochResult, Schedule
-from hetsngp.recipes import METHODS, Options
+from hetsngp.options import Options
+from hetsngp.recipes import METHODS
 from hetsngp.types import Prediction
 
 FIELDS = [f.name for f in dataclasses.fields(Prediction)]
@@ -66,8 +66,9 @@ def test_scikit_learn_checks(estimator: Any, check: Any) -> None:
 # --- what it learns -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize(
+    ("method", "classes"), [*((method, 3) for method in METHODS), ("deterministic", 2), ("hetsngp", 2)]
+)
 def test_every_method_learns(method: str, classes: int) -> None:
     X, y = blobs(400, classes)
     clf = small(method).fit(X[:300], y[:300])
@@ -142,10 +143,17 @@ def test_a_wide_table_keeps_its_distances() -> None:
 # --- weights --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fraction", [0.1, 0.5], ids=["folds", "one part"])
+FOLDS, ONE_PART = 0.1, 0.5
+
+
 @pytest.mark.parametrize(
-    ("method", "class_weight"),
-    [*((method, None) for method in METHODS), ("hetsngp", "balanced"), ("hetsngp", {0: 3.0, 1: 0.5})],
+    ("method", "class_weight", "fraction"),
+    [
+        *((method, None, ONE_PART) for method in METHODS),
+        *((method, None, FOLDS) for method in ("deterministic", "hetsngp", "posterior_network")),
+        *(("hetsngp", "balanced", fraction) for fraction in (FOLDS, ONE_PART)),
+        *(("hetsngp", {0: 3.0, 1: 0.5}, fraction) for fraction in (FOLDS, ONE_PART)),
+    ],
 )
 def test_weights_are_repetition(method: str, class_weight: Any, fraction: float) -> None:
     """With folds, or early stopping; with calibration; and whatever the order."""
@@ -540,7 +548,7 @@ def test_an_interrupted_fit_changes_nothing(where: str, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_seed_decides_and_torch_is_left_alone(method: str) -> None:
-    X, y = blobs()
+    X, y = blobs(90)
     before = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     one, two = small(method, epochs=3).fit(X, y), small(method, epochs=3).fit(X, y)
     other = small(method, epochs=3, random_state=1).fit(X, y)
@@ -581,21 +589,6 @@ def test_on_a_gpu(method: str) -> None:
     same(clf.predict_uncertainty(X[:20]), there, rtol=1e-9)
 
 
-@pytest.mark.parametrize("link", ["softmax", "sigmoid"])
-@pytest.mark.parametrize("method", METHODS)
-def test_probabilities_alone_are_those_of_predict(method: str, link: str) -> None:
-    model = toy.trained(method, 3, link=link).double()
-    x = toy.blobs(3)[0].double()
-    for options in ({}, {"num_samples": 32}):
-        expected = model.predict(x, **options).probs
-        torch.testing.assert_close(model.predict_probs(x, **options), expected, rtol=1e-10, atol=1e-12)
-    drawn = [fn(x, generator=torch.Generator().manual_seed(3)) for fn in (model.predict_probs, model.predict)]
-    torch.testing.assert_close(drawn[0], drawn[1].probs, rtol=1e-10, atol=1e-12)
-    model.train()
-    model.predict_probs(x)
-    assert model.training
-
-
 # --- in scikit-learn's company --------------------------------------------------------------------------
 
 
@@ -615,15 +608,15 @@ def test_pipeline_grid_search_and_cross_validation() -> None:
 def test_options_are_those_of_build_with_their_names() -> None:
     parameters = set(HetSNGPClassifier().get_params())
     handed_on = parameters & {f.name for f in dataclasses.fields(Options)}
-    assert handed_on == {f.name for f in dataclasses.fields(Options)} - {
-        "link",
-        "dataset_size",
-        "sample_beta",
-    }
+    # The data say how large they and their classes are.
+    kept = {"link", "dataset_size", "class_counts", "sample_beta"}
+    assert handed_on == {f.name for f in dataclasses.fields(Options)} - kept
     values = {
         **{"amplitude": 3.0, "rank": 3, "random_features": 32, "length_scale": 2.5, "temperature": 1.5},
         **{"normalization": "polar", "posterior": "shared", "noise": "parameter_efficient", "num_samples": 8},
-        **{"likelihood": "mean_log", "sampler": "mc", "spectral_bound": 0.5},
+        **{"likelihood": "mean_log", "sampler": "mc", "spectral_bound": 0.5, "num_members": 2},
+        **{"input_repetition": 0.5, "batch_repetition": 2, "latent_dim": 3, "flow_layers": 2},
+        **{"entropy_weight": 0.01},
     }
     assert set(values) == handed_on
     X, y = blobs(30)

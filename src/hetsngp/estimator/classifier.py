@@ -17,8 +17,9 @@ from hetsngp.estimator.table import merge_copies, split
 from hetsngp.loop import EpochResult, Schedule
 from hetsngp.model import Classifier
 from hetsngp.nn.backbones import ResidualMLP
+from hetsngp.options import Options
 from hetsngp.posterior import PosteriorReport
-from hetsngp.recipes import METHODS, Options, build
+from hetsngp.recipes import METHODS, build
 from hetsngp.types import Prediction
 from hetsngp.validation import check_choice, check_positive
 
@@ -48,7 +49,7 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
     in float64. All randomness comes from ``random_state``.
 
     Args:
-        method: "hetsngp", "sngp", "heteroscedastic" or "deterministic".
+        method: Any name in :data:`hetsngp.recipes.METHODS`.
         width: Of the network; a table of up to 1024 columns that has more than this gets its own width.
         depth: Residual blocks.
         epochs: At most so many passes over the data.
@@ -67,7 +68,8 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         verbose: Show progress.
         random_state: Seed, or a ``numpy.random.RandomState``.
         amplitude, rank, random_features, length_scale, normalization, posterior, noise, temperature,
-            likelihood, sampler, num_samples, spectral_bound: See :class:`hetsngp.recipes.Options`.
+            likelihood, sampler, num_samples, spectral_bound, num_members, input_repetition,
+            batch_repetition, latent_dim, flow_layers, entropy_weight: See :class:`hetsngp.options.Options`.
 
     Attributes:
         model_: The fitted :class:`hetsngp.Classifier` (it takes standardised inputs), None for one class.
@@ -115,6 +117,12 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         sampler: str = "sobol",
         num_samples: int | None = None,
         spectral_bound: float | None = None,
+        num_members: int = 3,
+        input_repetition: float = 0.0,
+        batch_repetition: int = 1,
+        latent_dim: int = 6,
+        flow_layers: int = 8,
+        entropy_weight: float = 1e-5,
     ) -> None:
         self.method = method
         self.width = width
@@ -141,6 +149,12 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         self.sampler = sampler
         self.num_samples = num_samples
         self.spectral_bound = spectral_bound
+        self.num_members = num_members
+        self.input_repetition = input_repetition
+        self.batch_repetition = batch_repetition
+        self.latent_dim = latent_dim
+        self.flow_layers = flow_layers
+        self.entropy_weight = entropy_weight
 
     # --- fitting ----------------------------------------------------------------------------------------
 

@@ -82,6 +82,7 @@ class Fit:
     def _model(self, training: Table) -> Classifier:
         model = self.make()
         model.dataset_size = float(training.weight.sum())
+        model.class_counts = training.class_weights(model.num_classes)
         return model
 
     def _batches(self, model: Classifier, training: Table) -> Batches:

@@ -40,6 +40,10 @@ class Table:
         varies = self.x.max(0) > self.x.min(0)  # the mean of many equal numbers may be off by more than that
         return mean, np.where(varies & (std > rounding), std, 1.0)
 
+    def class_weights(self, num_classes: int) -> Any:
+        """Total weight of each class: (K,)."""
+        return np.bincount(self.y, weights=self.weight, minlength=num_classes)
+
     def standardised(self, mean: Any, scale: Any) -> Table:
         return replace(self, x=(self.x - mean) / scale)
 
