@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 from hetsngp.artifact import ArtifactError, load, save
 from hetsngp.ensemble import Ensemble
 from hetsngp.model import Classifier
+from hetsngp.multi_input import MultiInput
 from hetsngp.posterior import PosteriorReport, fit_posterior
-from hetsngp.recipes import build
+from hetsngp.recipes import build, build_ensemble
 from hetsngp.types import LatentNormal, Prediction, UtilityNormal
 from hetsngp.validation import PosteriorNotFittedError
 
@@ -21,11 +22,13 @@ __all__ = [
     "Classifier",
     "Ensemble",
     "LatentNormal",
+    "MultiInput",
     "PosteriorNotFittedError",
     "PosteriorReport",
     "Prediction",
     "UtilityNormal",
     "build",
+    "build_ensemble",
     "fit_posterior",
     "load",
     "save",

@@ -11,12 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hetsngp.functional import link
 from hetsngp.model import Classifier
-from hetsngp.nn.heads import EVAL_POINTS
-from hetsngp.nn.latent import RandomFeatureGP
-from hetsngp.nn.posteriors import KroneckerPosterior
-from hetsngp.types import UtilityNormal
+from hetsngp.nn.posteriors import Posterior
 
 # Posterior scales tried: half decades, from "all but off" to the posterior's own largest.
 SMALLEST_SCALE, SCALES_PER_DECADE = 1e-3, 2
@@ -26,9 +22,6 @@ TEMPERATURE_RANGE, TEMPERATURES = 10.0, 9
 # for a temperature near zero; against a few hundred the prior has no say.
 TEMPERATURE_SPREAD = 0.5
 CALIBRATION_ROWS = 512
-# With a posterior more than for its mode: the log of a mean over few points is biased where u is wide and a
-# label improbable, and the second search of τ would follow the bias.
-POSTERIOR_POINTS = 2 * EVAL_POINTS
 # Nats of held-out NLL that a larger posterior scale may cost in any case.
 TOLERANCE = 0.01
 
@@ -118,18 +111,8 @@ def row_keys(h: Tensor, unit: Tensor) -> Tensor:
 
 def held_out_nll(model: Classifier, held_out: HeldOut, temperature: Tensor, *, posterior: bool) -> Tensor:
     """Held-out −log p(y), example by example: (n,), at fixed integration points."""
-    out = []
-    for h, y, _ in held_out.chunks():
-        utility = model.head.utility(h, posterior=posterior).tempered(temperature.to(h))
-        out.append(_label_nll(model, utility, y, POSTERIOR_POINTS if posterior else EVAL_POINTS))
-    return torch.cat(out)
-
-
-def _label_nll(model: Classifier, utility: UtilityNormal, y: Tensor, points: int) -> Tensor:
-    if model.head.link.link == "sigmoid":
-        return link.sigmoid_nll(utility, y)
-    log_probs = link.softmax_log_probs(utility, num_samples=points, seed=0)
-    return -log_probs.gather(1, y.unsqueeze(1)).squeeze(1)
+    parts = [model.head.held_out_nll(h, y, temperature, posterior=posterior) for h, y, _ in held_out.chunks()]
+    return torch.cat(parts)
 
 
 def pooled_nll(pairs: Pairs, temperature: Tensor, *, posterior: bool) -> Tensor:
@@ -177,15 +160,13 @@ def _golden_section(value: Callable[[float], float], low: float, high: float) ->
 
 def held_out_fisher(model: Classifier, held_out: HeldOut) -> Tensor | None:
     """Λ: the mean output Hessian of held-out predictions at the chosen temperature."""
-    latent = gp_of(model)
-    if not isinstance(latent.posterior, KroneckerPosterior):
-        return None
-    total: Tensor | float = 0.0
+    total: Tensor | None = None
     for h, _, weight in held_out.chunks():
-        temperature = model.temperature.to(h)
-        probs = model.head.noise_free_probs(latent.mean(latent.features(h)))
-        total = total + latent.posterior.fisher(probs, temperature, weight)
-    assert isinstance(total, Tensor)
+        part = model.head.fisher(h, weight)
+        if part is None:
+            return None
+        total = part if total is None else total + part
+    assert total is not None
     return total / held_out.total
 
 
@@ -198,7 +179,7 @@ def largest_good_scale(pairs: Pairs) -> tuple[float, float, tuple[tuple[float, f
     single prediction too timid. The tolerance is for data the model classifies perfectly, where even the
     smallest scale is measurably worse than none, at a cost that nobody would notice.
     """
-    posteriors = [gp_of(model).posterior for model, _ in pairs]
+    posteriors = [posterior_of(model) for model, _ in pairs]
     temperature, pool = pairs[0][0].temperature, HeldOut.join([held_out for _, held_out in pairs])
     decades = math.log10(posteriors[0].largest_scale / SMALLEST_SCALE)
     steps = round(decades * SCALES_PER_DECADE)
@@ -240,7 +221,7 @@ def choose_scale(pairs: Pairs) -> dict[str, Any]:
     pool = HeldOut.join([held_out for _, held_out in pairs])
     scale, allowance, grid = largest_good_scale(pairs)
     for model, _ in pairs:
-        gp_of(model).posterior.scale.fill_(scale)
+        posterior_of(model).scale.fill_(scale)
     nll = pooled_nll(pairs, _set_temperature(pairs, posterior=True), posterior=True)
     return {"scale": scale, "nll": pool.mean(nll), "allowance": allowance, "scale_grid": grid}
 
@@ -252,7 +233,7 @@ def _set_temperature(pairs: Pairs, *, posterior: bool) -> Tensor:
     return temperature
 
 
-def gp_of(model: Classifier) -> RandomFeatureGP:
-    """The GP of a model that has one."""
-    assert isinstance(model.head.latent, RandomFeatureGP)
-    return model.head.latent
+def posterior_of(model: Classifier) -> Posterior:
+    """The posterior of a model that has one."""
+    assert model.head.posterior is not None
+    return model.head.posterior

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hetsngp.calibration import HeldOut, choose_scale, choose_temperature, gp_of, held_out_fisher
+from hetsngp.calibration import HeldOut, choose_scale, choose_temperature, held_out_fisher, posterior_of
 from hetsngp.model import Classifier
 from hetsngp.posterior import PosteriorReport, collect, finish, fitting, pass_over
 
@@ -39,8 +39,8 @@ def cross_fit_posterior(model: Classifier, loader: Iterable[Any], folds: Sequenc
             for (fold_model, held_out), (_, training, _) in zip(pairs, folds, strict=True):
                 _fit(fold_model, training, held_out, fisher)
             count = _fit(model, loader, None, fisher)
-            chosen |= {"posterior": gp_of(model).posterior.name, "count": count, **choose_scale(pairs)}
-            gp_of(model).posterior.scale.fill_(chosen["scale"])
+            chosen |= {"posterior": posterior_of(model).name, "count": count, **choose_scale(pairs)}
+            posterior_of(model).scale.fill_(chosen["scale"])
             model.head.temperature.copy_(pairs[0][0].temperature)
         report = PosteriorReport(temperature=float(model.temperature), **chosen)
     for fold_model, _, _ in folds:
@@ -51,7 +51,7 @@ def cross_fit_posterior(model: Classifier, loader: Iterable[Any], folds: Sequenc
 def _fit(model: Classifier, loader: Iterable[Any], held_out: HeldOut | None, fisher: Tensor | None) -> float:
     """The posterior of ``model`` with the output Hessian of all folds; examples that went in."""
     total = pass_over(model, loader, None, held_out)
-    gp_of(model).posterior.fit(total, fisher)
+    posterior_of(model).fit(total, fisher)
     return total.count
 
 

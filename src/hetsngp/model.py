@@ -10,12 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetsngp.functional import link
-from hetsngp.functional.points import draw_seed
-from hetsngp.nn.heads import GaussianHead
-from hetsngp.nn.latent import RandomFeatureGP
+from hetsngp.nn.gaussian import GaussianHead
+from hetsngp.nn.heads import Head
+from hetsngp.nn.posteriors import MomentumPosterior
 from hetsngp.types import LatentNormal, Prediction, UtilityNormal
-from hetsngp.validation import check_features, check_inputs, check_positive, check_weight
+from hetsngp.validation import (
+    check_class_counts,
+    check_features,
+    check_inputs,
+    check_positive,
+    check_weight,
+)
 
 
 @contextmanager
@@ -49,7 +54,7 @@ class Classifier(nn.Module):
     def __init__(
         self,
         backbone: nn.Module,
-        head: GaussianHead,
+        head: Head,
         *,
         num_features: int,
         dataset_size: float | None = None,
@@ -59,7 +64,7 @@ class Classifier(nn.Module):
         self.backbone = backbone
         self.head = head
         self.num_features = num_features
-        self.dataset_size = dataset_size
+        self._dataset_size = dataset_size
         self.config = config or {}
         """How ``build`` made this model; what ``save`` writes."""
         self.calibration: dict[str, Any] | None = None
@@ -83,9 +88,16 @@ class Classifier(nn.Module):
         examples moves the model less: use weights of mean one over the data, and their total as N.
         """
         check_inputs(x)
-        h = self._features(x)
+        h, y, weight = self._training_batch(x, y, weight, generator)
         nll = self._in_full_precision(h, lambda h: self.head.nll(h, y, generator=generator))
-        loss = (nll if weight is None else check_weight(weight, h.shape[0]).to(nll) * nll).mean()
+        if weight is not None:
+            nll = check_weight(weight, len(nll)).to(nll) * nll
+        loss = nll.sum() / h.shape[0]
+        if self.wants_class_counts and self.dataset_size is None:
+            self._warn_once(
+                "class_counts is not set, so every class counts as one example: "
+                "build(..., class_counts=[...]) or model.class_counts = torch.bincount(train_labels)"
+            )
         penalty = self.head.prior_penalty()
         if penalty is None:
             return loss
@@ -96,6 +108,12 @@ class Classifier(nn.Module):
             )
             return loss
         return loss + penalty.to(loss.dtype) / self.dataset_size
+
+    def _training_batch(
+        self, x: Any, y: Tensor, weight: Tensor | None, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Features, and the labels and weights of the rows of the head that they train."""
+        return self._features(x), y, weight
 
     def predict(
         self, x: Any, num_samples: int | None = None, generator: torch.Generator | None = None
@@ -119,22 +137,11 @@ class Classifier(nn.Module):
         of doubt is nearly all of what ``predict`` costs.
         """
         self._check_prediction(x, num_samples)
-
-        def probs(h: Tensor) -> Tensor:
-            utility = self.head.utility(h, posterior=True).tempered(self.temperature.to(h))
-            out: Tensor
-            if self.head.link.link == "sigmoid":
-                out = link.sigmoid_log_probs(utility)[0].exp()
-            else:
-                count = self.head.link.num_samples if num_samples is None else num_samples
-                seed = 0 if generator is None else draw_seed(generator)
-                sampler = self.head.link.sampler
-                out = link.softmax_probs(utility, num_samples=count, sampler=sampler, seed=seed)[0]
-            return out.clamp_min(torch.finfo(out.dtype).tiny)
-
         with evaluating(self):
             h = self._features(x)
-            return self._in_full_precision(h, probs)
+            return self._in_full_precision(
+                h, lambda h: self.head.probs(h, num_samples=num_samples, generator=generator)
+            )
 
     def _check_prediction(self, x: Any, num_samples: int | None) -> None:
         if num_samples is not None:
@@ -155,17 +162,17 @@ class Classifier(nn.Module):
     # --- pieces -----------------------------------------------------------------------------------------
 
     def latent(self, h: Tensor) -> LatentNormal:
-        """f at features h (B, D), under the fitted posterior."""
+        """f at features h (B, D), under the fitted posterior; with members, the moments of their mixture."""
         check_features(h, self.num_features)
         with evaluating(self):
-            return self._in_full_precision(h, lambda h: self.head.latent(h, posterior=True))
+            return self._in_full_precision(h, self.head.latent_normal)
 
     def utility(self, x: Any) -> UtilityNormal:
-        """u at inputs x, under the fitted posterior, before the temperature."""
+        """u at inputs x, under the fitted posterior, before the temperature; with members as above."""
         check_inputs(x)
         with evaluating(self):
             h = self._features(x)
-            return self._in_full_precision(h, lambda h: self.head.utility(h, posterior=True))
+            return self._in_full_precision(h, self.head.utility_normal)
 
     @property
     def temperature(self) -> Tensor:
@@ -186,22 +193,53 @@ class Classifier(nn.Module):
         return self.head.num_classes
 
     @property
+    def dataset_size(self) -> float | None:
+        """N, the number of training examples (or their total weight), by which the prior is scaled."""
+        return self._dataset_size
+
+    @dataset_size.setter
+    def dataset_size(self, size: float | None) -> None:
+        self._dataset_size = None if size is None else check_positive("dataset_size", size)
+        if size is not None and self.wants_class_counts:
+            self.head.spread_counts(size)
+
+    @property
+    def class_counts(self) -> Tensor | None:
+        """Training examples of each class (K,), for methods that weigh by them; None: unknown, or no use."""
+        return self.head.class_counts
+
+    @class_counts.setter
+    def class_counts(self, counts: Any) -> None:
+        self.head.set_class_counts(check_class_counts(counts, self.num_classes))
+
+    @property
+    def wants_class_counts(self) -> bool:
+        """Whether the method weighs classes by their numbers of examples and has not been told them."""
+        return self.head.wants_class_counts
+
+    @property
     def members(self) -> list[Classifier]:
         """Itself: what an ensemble of one is."""
         return [self]
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
-        """Two groups for an optimiser: β has its own prior and is kept out of weight decay."""
-        beta = [p for name, p in self.named_parameters() if name == "head.latent.beta"]
-        rest = [p for name, p in self.named_parameters() if name != "head.latent.beta"]
-        groups = [{"params": rest, "weight_decay": weight_decay}]
-        return [*groups, {"params": beta, "weight_decay": 0.0, "has_prior": True}] if beta else groups
+        """Two groups for an optimiser: what has a prior of its own (β), or is a density's, is kept out of
+        weight decay, and marked as of natural size one.
+        """
+        spared = self.head.undecayed_parameters()
+        known = {id(p) for p in spared}
+        groups = [
+            {"params": [p for p in self.parameters() if id(p) not in known], "weight_decay": weight_decay}
+        ]
+        if spared:
+            groups.append({"params": spared, "weight_decay": 0.0, "natural_size_one": True})
+        return groups
 
     @torch.no_grad()
     def update_posterior(self, x: Any) -> None:
         """Move a ``momentum`` posterior by one batch: for streams that have no last epoch."""
-        latent = self.head.latent
-        if not isinstance(latent, RandomFeatureGP) or latent.posterior.name != "momentum":
+        head = self.head
+        if not isinstance(head, GaussianHead) or not isinstance(head.posterior, MomentumPosterior):
             raise TypeError(
                 "update_posterior is for posterior='momentum'; other posteriors take one pass with "
                 "hetsngp.fit_posterior(model, loader)"
@@ -209,10 +247,7 @@ class Classifier(nn.Module):
         check_inputs(x)
         with evaluating(self):
             h = self._features(x)
-            self._in_full_precision(
-                h,
-                lambda h: latent.posterior.update(latent.features(h), self.dataset_size),  # type: ignore[operator]
-            )
+            self._in_full_precision(h, lambda h: head.update_posterior(h, self.dataset_size))
         self.mark_fitted()
 
     def mark_fitted(self) -> None:
@@ -222,7 +257,7 @@ class Classifier(nn.Module):
 
     def _features(self, x: Any) -> Tensor:
         if self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            self._trained_since_fit = self.head.has_posterior and bool(self.head.latent.posterior.fitted)  # type: ignore[union-attr]
+            self._trained_since_fit = self.head.has_posterior and bool(self.head.posterior.fitted)  # type: ignore[union-attr]
         return check_features(self.backbone(x), self.num_features)
 
     @staticmethod

@@ -10,11 +10,18 @@ from typing import Any, overload
 
 import torch
 
-from hetsngp.calibration import HeldOut, choose_scale, choose_temperature, gp_of, held_out_fisher
+from hetsngp.calibration import HeldOut, choose_scale, choose_temperature, held_out_fisher, posterior_of
 from hetsngp.ensemble import Ensemble
 from hetsngp.model import Classifier, evaluating, to_device
 from hetsngp.nn.posteriors import Statistics
-from hetsngp.validation import check_batch, check_class_labels, check_inputs, check_multi_hot, check_weight
+from hetsngp.validation import (
+    check_batch,
+    check_class_labels,
+    check_inputs,
+    check_multi_hot,
+    check_repeatable,
+    check_weight,
+)
 
 # Data with few distinct rows may repeat some honestly; more than this share is training data.
 MOSTLY = 0.5
@@ -110,6 +117,7 @@ def fit_posterior(
     ``progress`` is called with the number of examples after each batch. An ensemble gets a list of reports.
     """
     if isinstance(model, Ensemble):
+        check_repeatable(len(model.members), loader=loader, calibration=calibration)
         return [_fit_one(member, loader, calibration, progress) for member in model.members]
     return _fit_one(model, loader, calibration, progress)
 
@@ -159,7 +167,7 @@ def _fit_and_calibrate(
     model.head.forget_calibration()
     chosen = {} if held_out is None else choose_temperature([(model, held_out)])
     if model.head.has_posterior:
-        posterior = gp_of(model).posterior
+        posterior = posterior_of(model)
         total = pass_over(model, loader, progress, held_out)
         posterior.scale.fill_(1.0)
         posterior.fit(total, None if held_out is None else held_out_fisher(model, held_out))
@@ -201,7 +209,7 @@ def _batches(model: Classifier, loader: Iterable[Any], where: str) -> Any:
         x, y, weight = check_batch(batch, where)
         check_inputs(x)
         h = model._features(to_device(x, device))
-        check = check_multi_hot if model.head.link.link == "sigmoid" else check_class_labels
+        check = check_multi_hot if model.head.sigmoid else check_class_labels
         y = check(to_device(y, device), model.num_classes, h.shape[0])
         empty = False
         h = h.float() if h.dtype in (torch.float16, torch.bfloat16) else h
@@ -227,15 +235,11 @@ def pass_over(
     held_out: HeldOut | None,
 ) -> Statistics:
     """The sums that the posterior is made of; warns when the held-out examples turn up among them."""
-    latent = gp_of(model)
-    posterior = latent.posterior
     total: Statistics | None = None
     met = torch.zeros(0, dtype=torch.bool) if held_out is None else torch.zeros_like(held_out.keys).bool()
     seen = 0
     for h, _, weight in _batches(model, loader, "loader"):
-        phi = latent.features(h)
-        probs = model.head.noise_free_probs(latent.mean(phi))
-        piece = posterior.statistics(phi, probs, model.temperature.to(phi), weight)
+        piece = model.head.statistics(h, weight)
         total = piece if total is None else total + piece
         if held_out is not None:
             met |= held_out.found_in(h)

@@ -1,171 +1,94 @@
-"""build(): the methods of the paper as a small grid of latent × noise, not seven copies."""
+"""build(): the methods of the paper as a small grid of latent × noise × wrapper, not seven copies."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
 from torch import nn
 
-from hetsngp.functional.features import NORMALIZATIONS
-from hetsngp.functional.laplace import POSTERIORS
-from hetsngp.functional.link import LIKELIHOODS, LINKS
-from hetsngp.functional.noise import NOISES
-from hetsngp.functional.points import SAMPLERS
+from hetsngp.ensemble import Ensemble
 from hetsngp.model import Classifier
+from hetsngp.multi_input import MultiInput
 from hetsngp.nn.backbones import BACKBONES
-from hetsngp.nn.heads import GaussianHead, Link
-from hetsngp.nn.latent import Kernel, LinearLatent, RandomFeatureGP
-from hetsngp.nn.noise import NOISE_TYPES, LowRankNoise
-from hetsngp.nn.spectral import bound_spectrally
-from hetsngp.validation import check_choice, check_num_classes, check_positive
-
-# What the kernel sees and how tightly layers are bounded, by kind of backbone; measured in docs/decisions.md.
-DEFAULT_NORMALIZATION = {"mlp": "rms", "convolutional": "direction", "attention": "direction"}
-DEFAULT_BOUND = {"mlp": 0.95, "convolutional": 6.0, "attention": None}
+from hetsngp.nn.heads import Head
+from hetsngp.nn.inputs import input_stack
+from hetsngp.options import Options
+from hetsngp.parts import Parts, check_members
+from hetsngp.validation import check_choice, check_class_counts, check_num_classes
 
 
 @dataclass(frozen=True)
-class Options:
-    """Every option of :func:`build` with its default. A method ignores those it has no use for."""
+class Method:
+    """A recipe, its name in a figure, and the function that composes its head."""
 
-    rank: int = 6
-    """R, columns of the noise factor V(x)."""
-    temperature: float = 1.0
-    """τ of the link; ``fit_posterior(..., calibration=...)`` sets it on held-out data."""
-    random_features: int = 1024
-    """m, even."""
-    amplitude: float = 10.0
-    """a, prior standard deviation of a logit: large fits clean labels, 2–3 resists noisy ones."""
-    length_scale: float | None = None
-    """ℓ in units of the normalised features (typical length √D); None: their median distance."""
-    normalization: str | None = None
-    """"direction", "polar" or "rms"; None: "rms" for MLPs, "direction" for the rest."""
-    posterior: str = "kronecker"
-    """"kronecker", "exact", "shared", "momentum" or "none"."""
-    noise: str = "low_rank"
-    """"low_rank" or "parameter_efficient"."""
-    link: str = "softmax"
-    """"softmax" for one label, "sigmoid" for multi-hot labels."""
-    likelihood: str = "log_mean"
-    """"log_mean", or "mean_log" as Algorithm 1 prints it."""
-    sampler: str = "sobol"
-    """"sobol", "mc" or "antithetic"."""
-    num_samples: int | None = None
-    """Integration points; None: 64 in training, chosen from a target error of 0.005 in prediction."""
-    spectral_bound: float | None = None
-    """c of W·min(1, c/σ); None: 0.95 for MLPs, 6 for convolutions, none for attention; inf: no bound."""
-    dataset_size: int | None = None
-    """N, scales the prior in the loss."""
-    sample_beta: bool = False
-    """Add the posterior of β in training too, once it is fitted (the paper's "MC sampling" ablation)."""
+    title: str
+    compose: Callable[[Parts], Head]
 
-    def __post_init__(self) -> None:
-        whole, real = ("rank", "random_features", "num_samples", "dataset_size"), ("temperature", "amplitude")
-        for name in (*whole, *real, "length_scale", "spectral_bound"):
-            value = getattr(self, name)
-            no_bound = name == "spectral_bound" and value == float("inf")
-            if no_bound or (value is None and name not in ("rank", "random_features", *real)):
-                continue
-            # NumPy's numbers become Python's, which JSON can hold.
-            object.__setattr__(self, name, check_positive(name, value, integer=name in whole))
-        if self.random_features % 2:
-            raise ValueError(f"random_features must be even (sine–cosine pairs), got {self.random_features}")
-        if self.normalization is not None:
-            check_choice("normalization", self.normalization, NORMALIZATIONS)
-        choices = {"posterior": POSTERIORS, "noise": NOISES, "link": LINKS}
-        for name, allowed in {**choices, "likelihood": LIKELIHOODS, "sampler": SAMPLERS}.items():
-            check_choice(name, getattr(self, name), allowed)
+    def __call__(self, parts: Parts) -> Head:
+        return self.compose(parts)
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What a recipe is composed of."""
-
-    backbone: nn.Module
-    num_features: int
-    num_classes: int
-    options: Options
-    generator: torch.Generator | None
-
-    def bound_backbone(self) -> None:
-        """Bound the backbone spectrally, in place."""
-        bound = self.options.spectral_bound
-        bound = DEFAULT_BOUND[kind_of(self.backbone)] if bound is None else bound
-        if bound is not None and bound != float("inf"):
-            bound_spectrally(self.backbone, bound)
-
-    def linear(self) -> LinearLatent:
-        return LinearLatent(self.num_features, self.num_classes, generator=self.generator)
-
-    def gp(self) -> RandomFeatureGP:
-        o = self.options
-        kind = o.normalization or DEFAULT_NORMALIZATION[kind_of(self.backbone)]
-        kernel = Kernel(o.random_features, o.amplitude, o.length_scale, kind)
-        return RandomFeatureGP(
-            self.num_features,
-            self.num_classes,
-            kernel,
-            posterior=o.posterior,
-            link=o.link,
-            generator=self.generator,
-        )
-
-    def noise(self) -> LowRankNoise:
-        kind = NOISE_TYPES[self.options.noise]
-        return kind(self.num_features, self.num_classes, self.options.rank, generator=self.generator)
-
-    def head(self, latent: LinearLatent | RandomFeatureGP, noise: LowRankNoise | None) -> GaussianHead:
-        o = self.options
-        link = Link(o.link, o.likelihood, o.sampler, o.num_samples)
-        return GaussianHead(
-            latent,
-            noise,
-            link,
-            num_classes=self.num_classes,
-            temperature=o.temperature,
-            sample_beta=o.sample_beta,
-        )
+METHODS: dict[str, Method] = {}
+"""Every method by its name; loops, evaluation, estimator and command line know them from here only."""
 
 
-def deterministic(parts: Parts) -> GaussianHead:
+def method(title: str) -> Callable[[Callable[[Parts], Head]], Callable[[Parts], Head]]:
+    """Enter a recipe in :data:`METHODS` under the name of its function."""
+
+    def enter(compose: Callable[[Parts], Head]) -> Callable[[Parts], Head]:
+        METHODS[compose.__name__] = Method(title, compose)
+        return compose
+
+    return enter
+
+
+@method("Deterministic")
+def deterministic(parts: Parts) -> Head:
     """Linear latent, no noise: the ordinary classifier."""
-    return parts.head(parts.linear(), None)
+    return parts.gaussian(parts.linear())
 
 
-def heteroscedastic(parts: Parts) -> GaussianHead:
+@method("Heteroscedastic")
+def heteroscedastic(parts: Parts) -> Head:
     """Linear latent, label noise (Collier et al. 2021)."""
-    return parts.head(parts.linear(), parts.noise())
+    latent = parts.linear()
+    return parts.gaussian(latent, parts.noise(latent))
 
 
-def sngp(parts: Parts) -> GaussianHead:
+@method("SNGP")
+def sngp(parts: Parts) -> Head:
     """Bounded backbone and a GP (Liu et al. 2020)."""
     parts.bound_backbone()
-    return parts.head(parts.gp(), None)
+    return parts.gaussian(parts.gp())
 
 
-def hetsngp(parts: Parts) -> GaussianHead:
+@method("HetSNGP")
+def hetsngp(parts: Parts) -> Head:
     """Bounded backbone, a GP, and label noise on top of it: the paper."""
     parts.bound_backbone()
-    return parts.head(parts.gp(), parts.noise())
+    latent = parts.gp()
+    return parts.gaussian(latent, parts.noise(latent))
 
 
-METHODS: dict[str, Callable[[Parts], GaussianHead]] = {
-    "deterministic": deterministic,
-    "heteroscedastic": heteroscedastic,
-    "sngp": sngp,
-    "hetsngp": hetsngp,
-}
+@method("Posterior Network")
+def posterior_network(parts: Parts) -> Head:
+    """A Dirichlet from one density a class (Charpentier et al. 2020)."""
+    return parts.dirichlet()
 
 
-def kind_of(backbone: nn.Module) -> str:
-    """Kind of network the defaults depend on: "attention", "convolutional" or "mlp"."""
-    names = [type(module).__name__.lower() for module in backbone.modules()]
-    if any("attention" in name for name in names):
-        return "attention"
-    return "convolutional" if any("conv" in name for name in names) else "mlp"
+@method("MIMO")
+def mimo(parts: Parts) -> Head:
+    """M inputs, M linear heads, one backbone (Havasi et al. 2021)."""
+    return deterministic(parts.for_members())
+
+
+@method("HetSNGP + MIMO")
+def hetsngp_mimo(parts: Parts) -> Head:
+    """M inputs, M HetSNGP heads, one backbone: what the paper leaves to future work."""
+    return hetsngp(parts.for_members())
 
 
 def build(
@@ -178,8 +101,9 @@ def build(
 ) -> Classifier:
     """A classifier of ``method`` on ``backbone``, which maps x to (B, D) and has ``num_features`` = D.
 
-    Options and their defaults are those of :class:`Options`. The backbone is used as it is, not copied; sngp
-    and hetsngp bound its layers in place. ``generator`` (on the CPU) draws the head's initial values.
+    Options and their defaults are those of :class:`Options`. The backbone is used as it is, not copied: a GP
+    has its layers bounded in place, several inputs its first layer widened. ``generator`` (on the CPU) draws
+    the initial values of what is added.
 
     >>> import hetsngp
     >>> from hetsngp.nn.backbones import ResidualMLP
@@ -195,17 +119,63 @@ def build(
     resolved = Options(**options)
     width = _num_features(backbone)
     head = METHODS[method](Parts(backbone, width, num_classes, resolved, generator))
+    inputs = input_stack(backbone)
+    check_members(inputs, head.num_members)
+    if resolved.class_counts is not None:
+        head.set_class_counts(check_class_counts(resolved.class_counts, num_classes))
+    elif resolved.dataset_size is not None:
+        head.spread_counts(resolved.dataset_size)
     home = next((t.device for t in (*backbone.parameters(), *backbone.buffers())), None)
     if home is not None and head.temperature.device.type != "meta":
         head.to(home)
     config = {
         "method": method,
         "num_classes": num_classes,
-        "options": asdict(resolved),
+        "options": {**asdict(resolved), "class_counts": None},  # a head that has a use for them keeps them
         "backbone": describe_backbone(backbone),
     }
-    size = resolved.dataset_size
-    return Classifier(backbone, head, num_features=width, dataset_size=size, config=config)
+    common: dict[str, Any] = {"num_features": width, "dataset_size": resolved.dataset_size, "config": config}
+    if inputs is None:
+        return Classifier(backbone, head, **common)
+    model = MultiInput(backbone, head, **common)
+    model.input_repetition, model.batch_repetition = resolved.input_repetition, resolved.batch_repetition
+    return model
+
+
+def build_ensemble(
+    methods: str | Sequence[str],
+    make_backbone: Callable[[torch.Generator], nn.Module],
+    num_classes: int,
+    *,
+    seeds: Iterable[int] = (0, 1, 2, 3),
+    **options: Any,
+) -> Ensemble:
+    """A deep ensemble: a member for every method and seed, each with a network and initial values of its own.
+
+    ``make_backbone`` gets the member's generator, seeded; torch's default generator is seeded too while it
+    runs (and put back), for backbones that take none. Train, fit and save it as one: ``loop.train(ensemble,
+    ...)``, ``fit_posterior(ensemble, ...)``, ``save(ensemble, path)``.
+
+    >>> from hetsngp.nn.backbones import ResidualMLP
+    >>> def network(generator):
+    ...     return ResidualMLP(2, width=8, depth=1, generator=generator)
+    >>> ensemble = build_ensemble("sngp", network, num_classes=3, seeds=[0, 1])
+    >>> len(ensemble.members), ensemble(torch.zeros(5, 2)).shape
+    (2, torch.Size([5, 3]))
+    """
+    seeds = list(seeds)
+    members = []
+    for method in [methods] if isinstance(methods, str) else methods:
+        check_choice("method", method, METHODS)
+        for seed in seeds:
+            generator = torch.Generator().manual_seed(seed)
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach every GPU
+                backbone = make_backbone(generator)
+                members.append(build(method, backbone, num_classes, generator=generator, **options))
+    if len({id(member.backbone) for member in members}) < len(members):
+        raise ValueError("make_backbone must return a new network each time, or members share their weights")
+    return Ensemble(members)
 
 
 def _num_features(backbone: nn.Module) -> int:

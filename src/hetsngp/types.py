@@ -3,147 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hetsngp.factors import AnyFactor, Factor, FactorSum, join_factors
 
-@dataclass(frozen=True)
-class Factor:
-    """A factor F of a covariance FFᵀ, kept as row ⊙ basis ⊙ column so that it need not be written out.
-
-    ``basis``: (K, R) shared by the batch, or (B, K, R). ``row``: (B, K) or None. ``column``: (B, R) or None.
-    F[b, k, r] = row[b, k] · basis[(b,) k, r] · column[b, r].
-
-    >>> f = Factor(torch.eye(2), column=torch.tensor([[1.0, 3.0]]))
-    >>> f.dense()
-    tensor([[[1., 0.],
-             [0., 3.]]])
-    """
-
-    basis: Tensor
-    row: Tensor | None = None
-    column: Tensor | None = None
-
-    @property
-    def rank(self) -> int:
-        return self.basis.shape[-1]
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether it is a plain (B, K, R) already."""
-        return self.basis.dim() == 3 and self.row is None and self.column is None
-
-    def dense(self) -> Tensor:
-        """F written out: (B, K, R)."""
-        out = self.basis if self.basis.dim() == 3 else self.basis.unsqueeze(0)
-        if self.row is not None:
-            out = out * self.row.unsqueeze(-1)
-        return out if self.column is None else out * self.column.unsqueeze(-2)
-
-    def matmul(self, eps: Tensor) -> Tensor:
-        """F ε for ε: (n, R) or (B, n, R) → (B, n, K), or (1, n, K) where nothing depends on the row."""
-        if self.column is not None:
-            eps = eps * self.column.unsqueeze(-2)
-        out = eps @ self.basis.mT
-        if out.dim() == 2:
-            out = out.unsqueeze(0)
-        return out if self.row is None else out * self.row.unsqueeze(-2)
-
-    def project(self, x: Tensor) -> Tensor:
-        """Fᵀ x for x: (B, K) → (B, R)."""
-        if self.row is not None:
-            x = x * self.row
-        out = (x.unsqueeze(-2) @ self.basis).squeeze(-2)
-        return out if self.column is None else out * self.column
-
-    def variance(self) -> Tensor:
-        """Diagonal of FFᵀ: (B, K), or (1, K) where nothing depends on the row."""
-        square = self.basis.square()
-        if self.column is not None:
-            out = (square @ self.column.square().unsqueeze(-1)).squeeze(-1)
-        else:
-            out = square.sum(-1)
-        if out.dim() == 1:
-            out = out.unsqueeze(0)
-        return out if self.row is None else out * self.row.square()
-
-    def map(self, fn: Callable[[Tensor], Tensor]) -> Factor:
-        """Apply ``fn`` to every tensor that has a batch dimension."""
-        basis = fn(self.basis) if self.basis.dim() == 3 else self.basis
-        return Factor(
-            basis,
-            None if self.row is None else fn(self.row),
-            None if self.column is None else fn(self.column),
-        )
-
-    def scaled(self, by: Tensor | float) -> Factor:
-        """The factor times a scalar."""
-        return replace(self, basis=self.basis * by)
-
-    def weighted(self, by: Tensor) -> Factor:
-        """Each row of the batch times its own number; by: (B, 1)."""
-        if self.is_dense:
-            return Factor(self.basis * by.unsqueeze(-1))
-        return replace(self, row=by if self.row is None else self.row * by)
-
-
-@dataclass(frozen=True)
-class FactorSum:
-    """Several independent factors side by side: FFᵀ = Σ FᵢFᵢᵀ, R = Σ Rᵢ."""
-
-    parts: tuple[Factor, ...]
-
-    @property
-    def rank(self) -> int:
-        return sum(part.rank for part in self.parts)
-
-    def dense(self) -> Tensor:
-        """(B, K, R)."""
-        dense = [part.dense() for part in self.parts]
-        batch = max(d.shape[0] for d in dense)
-        return torch.cat([d.expand(batch, -1, -1) for d in dense], dim=-1)
-
-    def matmul(self, eps: Tensor) -> Tensor:
-        """ε: (n, R) or (B, n, R) → (B, n, K)."""
-        pieces = eps.split([part.rank for part in self.parts], dim=-1)
-        out = self.parts[0].matmul(pieces[0])
-        for part, piece in zip(self.parts[1:], pieces[1:], strict=True):
-            out = out + part.matmul(piece)
-        return out
-
-    def project(self, x: Tensor) -> Tensor:
-        """Fᵀ x for x: (B, K) → (B, R)."""
-        return torch.cat([part.project(x) for part in self.parts], dim=-1)
-
-    def variance(self) -> Tensor:
-        """Diagonal of FFᵀ: (B, K)."""
-        out = self.parts[0].variance()
-        for part in self.parts[1:]:
-            out = out + part.variance()
-        return out
-
-    def map(self, fn: Callable[[Tensor], Tensor]) -> FactorSum:
-        return FactorSum(tuple(part.map(fn) for part in self.parts))
-
-    def scaled(self, by: Tensor | float) -> FactorSum:
-        return FactorSum(tuple(part.scaled(by) for part in self.parts))
-
-
-AnyFactor = Factor | FactorSum
-
-
-def join_factors(*factors: AnyFactor | None) -> AnyFactor | None:
-    """Factors of independent Gaussians that are added."""
-    parts: list[Factor] = []
-    for factor in factors:
-        if factor is not None:
-            parts.extend(factor.parts if isinstance(factor, FactorSum) else (factor,))
-    if not parts:
-        return None
-    return parts[0] if len(parts) == 1 else FactorSum(tuple(parts))
+__all__ = [
+    "AnyFactor",
+    "Factor",
+    "FactorSum",
+    "LatentNormal",
+    "Prediction",
+    "UtilityNormal",
+    "join_factors",
+]
 
 
 def _as_factor(factor: Tensor | AnyFactor | None) -> AnyFactor | None:
@@ -172,6 +48,24 @@ class LatentNormal:
         if self.factor is None:
             return UtilityNormal(self.mean, self.var, None)
         return UtilityNormal(self.mean, torch.zeros_like(self.mean), self.factor)
+
+    def repeated(self, times: int) -> LatentNormal:
+        """Each row ``times`` times, one copy after another; the mean is already there for all copies."""
+        if times == 1:
+            return self
+        factor = None if self.factor is None else self.factor.map(lambda t: t.repeat_interleave(times, 0))
+        return LatentNormal(self.mean, self.var.repeat_interleave(times, 0), factor)
+
+    def pooled(self, members: int) -> LatentNormal:
+        """Mean and covariance of the mixture of each ``members`` rows in a row: (B·M, K) → (B, K)."""
+        if members == 1:
+            return self
+        utility = self.as_utility().pooled(members)
+        form = utility.form
+        if self.factor is None:
+            eye = torch.eye(utility.mean.shape[-1]).to(utility.mean)
+            form = join_factors(Factor(eye, column=utility.var.sqrt()), form)
+        return LatentNormal(utility.mean, utility.marginal_variance(), form)
 
 
 @dataclass(frozen=True)
@@ -227,13 +121,31 @@ class UtilityNormal:
             form = form.map(lambda t: t[index] if t.shape[0] == self.mean.shape[0] else t)
         return UtilityNormal(self.mean[index], self.var[index], form)
 
+    def pooled(self, members: int) -> UtilityNormal:
+        """Mean and covariance of the mixture of each ``members`` rows in a row: (B·M, K) → (B, K).
+
+        >>> pair = UtilityNormal(torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.ones(2, 2))
+        >>> pair.pooled(2).mean, pair.pooled(2).covariance()
+        (tensor([[1., 0.]]), tensor([[[2., 0.],
+                 [0., 1.]]]))
+        """
+        if members == 1:
+            return self
+        means = self.mean.unflatten(0, (-1, members))
+        mean, share = means.mean(1), members**-0.5
+        between = Factor(((means - mean.unsqueeze(1)) * share).mT)
+        within = [self.rows(slice(m, None, members)).form for m in range(members)]
+        factor = join_factors(*(None if form is None else form.scaled(share) for form in within), between)
+        return UtilityNormal(mean, self.var.unflatten(0, (-1, members)).mean(1), factor)
+
 
 @dataclass(frozen=True)
 class Prediction:
     """What the model believes about each input, and the two kinds of doubt, in nats.
 
-    ``total_uncertainty`` = ``data_uncertainty`` + ``model_uncertainty`` exactly. All fields have the batch
-    first; they are tensors, or NumPy arrays after :meth:`numpy`.
+    ``total_uncertainty`` = ``data_uncertainty`` + ``model_uncertainty`` exactly, and ``model_uncertainty`` =
+    ``function_uncertainty`` + ``member_uncertainty``: the paper's three sources, where there are members. All
+    fields have the batch first; they are tensors, or NumPy arrays after :meth:`numpy`.
     """
 
     probs: Any
@@ -245,15 +157,21 @@ class Prediction:
     data_uncertainty: Any
     """(B,) E_f[H(y | f)]: what more data of this kind would not remove."""
     model_uncertainty: Any
-    """(B,) I(y; f): how much knowing the function would tell about the label."""
+    """(B,) I(y; f): how much knowing the function (of members: and whose) would tell about the label."""
     latent_variance: Any
-    """(B,) mean GP variance over classes; grows with the distance from the training data."""
+    """(B,) mean GP variance over classes (Posterior Network: of its log-Gamma latents); grows with the
+    distance from the training data."""
     ood_score: Any
     """(B,) higher = less like the training data."""
     member_uncertainty: Any
-    """(B,) the part of ``model_uncertainty`` that is disagreement of ensemble members; 0 for one model."""
+    """(B,) the part of ``model_uncertainty`` that is disagreement of members, I(y; member); 0 for one."""
     num_points: Any
     """(B,) integration points spent on each input; 0 where a quadrature needs none."""
+
+    @property
+    def function_uncertainty(self) -> Any:
+        """(B,) the rest of ``model_uncertainty``: each member's about its own function, mean I(y; f)."""
+        return self.model_uncertainty - self.member_uncertainty
 
     @property
     def labels(self) -> Any:

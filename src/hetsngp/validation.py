@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import numbers
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -133,6 +133,38 @@ def check_weight(weight: Any, rows: int) -> Tensor:
     if eager(weight) and not bool(((weight >= 0) & (weight < float("inf"))).all()):
         raise ValueError("weights must be finite and not negative: give 0 to an example that must not count")
     return weight
+
+
+def check_class_counts(counts: Any, num_classes: int) -> Tensor:
+    """Examples of each class, (K,): finite, not negative, not all zero."""
+    try:
+        counts = torch.as_tensor(counts, dtype=torch.get_default_dtype())
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(
+            f"class_counts must be numbers of training examples, one a class, not {type(counts).__name__}: "
+            "e.g. torch.bincount(train_labels, minlength=num_classes)"
+        ) from None
+    if counts.shape != (num_classes,):
+        raise ValueError(
+            f"class_counts has shape {tuple(counts.shape)} where ({num_classes},) was expected: the number "
+            "of training examples of each class, e.g. torch.bincount(train_labels, minlength=num_classes)"
+        )
+    if eager(counts) and counts.device.type != "meta":
+        if not bool((torch.isfinite(counts) & (counts >= 0)).all()):
+            raise ValueError("class_counts must be finite and not negative")
+        if not bool(counts.any()):
+            raise ValueError("class_counts are all zero: count the labels of the training data")
+    return counts
+
+
+def check_repeatable(times: int, **loaders: Any) -> None:
+    """Loaders that several members go through in turn start again each time."""
+    for name, loader in loaders.items():
+        if times > 1 and isinstance(loader, Iterator):
+            raise TypeError(
+                f"{name} is a {type(loader).__name__}, which the first of {times} members would use up: give "
+                "one that starts again, e.g. a DataLoader or a list of batches"
+            )
 
 
 def check_batch(batch: Any, where: str) -> tuple[Any, Any, Any]:

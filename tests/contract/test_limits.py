@@ -14,8 +14,12 @@ from torch import Tensor
 
 import hetsngp
 from hetsngp.functional import noise as noise_functions
+from hetsngp.functional.noise import NOISES
+from hetsngp.recipes import METHODS
 
 KINDS = ("kronecker", "exact", "shared", "momentum")
+# Each posterior with the default noise, each noise with the default posterior.
+PAIRS = [*((kind, "low_rank") for kind in KINDS), *(("kronecker", noise) for noise in NOISES[1:])]
 
 
 def _silence(model: Any) -> None:
@@ -38,15 +42,18 @@ def _twins(classes: int, posterior: str, noise: str) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-@pytest.mark.parametrize("noise", ["low_rank", "parameter_efficient"])
-@pytest.mark.parametrize("posterior", KINDS)
+@pytest.mark.parametrize(("posterior", "noise"), PAIRS)
 def test_hetsngp_without_noise_is_sngp(posterior: str, noise: str, classes: int) -> None:
     x, y = toy.blobs(classes)
     sngp, het = _twins(classes, posterior, noise)
     a, b = sngp.utility(x), het.utility(x)
     assert torch.equal(a.mean, b.mean)
-    # The diagonal cannot fall below MIN_STD = 1e-3, so the covariances differ by 1e-6·I and nothing else.
+    # The diagonal cannot fall below MIN_STD = 1e-3, so the covariances differ by 1e-6·I and nothing else; of
+    # features of the size a/√m = 10/√32 it is their diagonal, and βᵀβ what is left of it.
     floor = noise_functions.MIN_STD**2 * torch.eye(classes)
+    if noise == "feature":
+        beta = sngp.head.latent.beta.detach()
+        floor = noise_functions.MIN_STD**2 * 10.0**2 / 32 * beta.mT @ beta
     torch.testing.assert_close(b.covariance() - floor, a.covariance(), rtol=1e-5, atol=1e-5)
     p, q = sngp.predict(x), het.predict(x)
     torch.testing.assert_close(q.clean_probs, p.clean_probs, rtol=0, atol=1e-6)
@@ -79,21 +86,23 @@ def _monte_carlo(mean: Tensor, var: Tensor, factor: Tensor, draws: int = 20_000)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-@pytest.mark.parametrize("posterior", [*KINDS, "none"])
-def test_zero_gp_variance_is_heteroscedastic_noise_on_the_same_mean(posterior: str, classes: int) -> None:
+@pytest.mark.parametrize(("posterior", "noise"), [*PAIRS, ("none", "low_rank")])
+def test_zero_gp_variance_is_heteroscedastic_noise_on_the_same_mean(
+    posterior: str, noise: str, classes: int
+) -> None:
     train, y = toy.blobs(classes, flip=0.4)
     train, x = train.double(), train[:8].double()
-    model = toy.trained("hetsngp", classes, flip=0.4, posterior=posterior).double()
+    model = toy.trained("hetsngp", classes, flip=0.4, posterior=posterior, noise=noise).double()
     hetsngp.fit_posterior(model, toy.loader(train, y))
-    with torch.no_grad():
-        model.head.noise.factor.bias.add_(1.0)  # noise wide enough to matter
+    with torch.no_grad():  # noise wide enough to matter
+        (model.head.noise.factor if noise == "low_rank" else model.head.noise.row).bias.add_(1.0)
     model.head.latent.posterior.scale.fill_(0.0)
     # The oracle from parts: Φβ from the latent, d² and V from the noise head, and of the posterior only how
     # familiar the inputs are.
     with torch.no_grad():
         latent, h = model.head.latent, model.backbone(x)
         mean = latent.features(h) @ latent.beta
-        var, factor = model.head.noise(h)
+        var, factor = model.head.noise(h, latent)
         width = (var + factor.dense().square().sum(-1)).mean(-1)
         known = _familiarity(model, train, x, posterior)
         known = known / (known + (1 - known) * width.clamp_min(1))  # of wide noise less is believed
@@ -108,10 +117,69 @@ def test_zero_gp_variance_is_heteroscedastic_noise_on_the_same_mean(posterior: s
     assert (p.model_uncertainty == 0).all()
     assert (p.latent_variance == 0).all()
     torch.testing.assert_close(p.clean_probs, torch.softmax(mean, -1), rtol=0, atol=1e-6)
-    mode = toy.build("hetsngp", classes, posterior="none").double()
+    mode = toy.build("hetsngp", classes, posterior="none", noise=noise).double()
     mode.load_state_dict(model.state_dict(), strict=False)
     full = mode.utility(x).covariance()
     torch.testing.assert_close(known[:, None, None] * full, u.covariance(), rtol=1e-6, atol=1e-8)
+
+
+# --- members ------------------------------------------------------------------------------------------------
+
+MEMBER_OF = {"mimo": "deterministic", "hetsngp_mimo": "hetsngp"}
+
+
+@pytest.mark.parametrize("options", [{}, {"link": "sigmoid"}, {"noise": "feature"}], ids=str)
+@pytest.mark.parametrize("method", toy.MIXTURES)
+def test_several_inputs_with_one_member_are_their_member(method: str, options: dict[str, Any]) -> None:
+    """To the bit: initial weights, losses, gradients, posterior and predictions."""
+    x, y = toy.blobs(3)
+    y = toy.labels_for(y, 3, options)
+    one, other = (toy.build(name, num_members=1, **options) for name in (method, MEMBER_OF[method]))
+
+    def same_state() -> bool:
+        a, b = one.state_dict(), other.state_dict()
+        return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
+
+    assert same_state()
+    assert toy.descend(one, x, y, 3) == toy.descend(other, x, y, 3)
+    train, held_out = toy.loader(x, y), toy.loader(x + 0.1, y)
+    assert hetsngp.fit_posterior(one, train, held_out) == hetsngp.fit_posterior(other, train, held_out)
+    assert same_state()
+    assert toy.same_bits(one.predict(x), other.predict(x))
+    p, q = (model.predict(x, generator=torch.Generator().manual_seed(1)) for model in (one, other))
+    assert toy.same_bits(p, q)
+    assert (p.member_uncertainty == 0).all()
+    with torch.no_grad():
+        assert torch.equal(one.eval()(x), other.eval()(x))
+
+
+@pytest.mark.parametrize("posterior", ["kronecker", "exact"])
+@pytest.mark.parametrize("method", toy.MIXTURES)
+def test_equal_members_are_one_of_them(method: str, posterior: str) -> None:
+    """Three copies of a member have its probabilities, its Gaussian and no disagreement."""
+    x, y = toy.blobs(3)
+    one, several = (toy.build(name, posterior=posterior) for name in (MEMBER_OF[method], method))
+    wide, copies = several.state_dict(), {}
+    for name, value in one.state_dict().items():
+        times = [b // a if a else 1 for a, b in zip(value.shape, wide[name].shape, strict=True)]
+        copies[name] = value.repeat(times) if times else value
+    copies["backbone.isometry"] = wide["backbone.isometry"]  # Qx for equal inputs, see widened_isometry
+    several.load_state_dict(copies)
+    for model in (one, several):
+        hetsngp.fit_posterior(model, toy.loader(x, y))
+        model.eval()
+    p, q = one.predict(x), several.predict(x)
+    torch.testing.assert_close(q.probs, p.probs, rtol=0, atol=0.01)  # different points
+    torch.testing.assert_close(q.latent_variance, p.latent_variance, rtol=1e-4, atol=1e-6)
+    assert q.member_uncertainty.max() < 1e-3
+    u, v = one.utility(x), several.utility(x)
+    torch.testing.assert_close(v.mean, u.mean, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(v.covariance(), u.covariance(), rtol=1e-3, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(several(x), one(x), rtol=1e-4, atol=1e-4)
+        # Losses and priors are sums over members.
+        loss = toy.alike(several).loss(x, y)
+        torch.testing.assert_close(loss, 3 * one.loss(x, y), rtol=1e-4, atol=1e-5)
 
 
 def _familiarity(model: Any, train: Tensor, x: Tensor, posterior: str) -> Tensor:
@@ -132,9 +200,11 @@ def _far(distance: float = 100.0, rows: int = 24) -> Tensor:
     return distance * torch.stack([angle.cos(), angle.sin()], 1)
 
 
-@pytest.mark.parametrize("method", ["sngp", "hetsngp"])
-@pytest.mark.parametrize("posterior", KINDS)
-def test_far_from_the_data_the_prior_returns(posterior: str, method: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "posterior"),
+    [(method, kind) for method in toy.GP for kind in (KINDS if method not in toy.MIXTURES else KINDS[:2])],
+)
+def test_far_from_the_data_the_prior_returns(method: str, posterior: str) -> None:
     x, y = toy.blobs(3)
     # Many features: far features are random against those of the data, and overlap them by about rank/m.
     model = toy.trained(method, 3, posterior=posterior, random_features=512)
@@ -149,6 +219,22 @@ def test_far_from_the_data_the_prior_returns(posterior: str, method: str) -> Non
     # Logits of standard deviation 10 around means of a few: no class is favoured for long.
     assert (far.probs - 1 / 3).abs().mean() < 0.08
     assert (near.probs - 1 / 3).abs().mean() > 0.2
+    assert (near.labels == y).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in toy.GAUSSIAN])
+def test_far_from_the_data_a_dirichlet_is_flat(method: str) -> None:
+    """No evidence at all: every class as likely, E H(p) = ψ(K + 1) − ψ(2) = ½ + … + 1/K, logits of variance
+    ψ′(1) = π²/6."""
+    x, y = toy.blobs(3)
+    model = toy.trained(method, 3)
+    near, far = model.predict(x), model.predict(_far())
+    torch.testing.assert_close(far.probs, torch.full((24, 3), 1 / 3))
+    torch.testing.assert_close(far.data_uncertainty, torch.full((24,), 1 / 2 + 1 / 3))
+    torch.testing.assert_close(far.model_uncertainty, torch.full((24,), math.log(3) - 1 / 2 - 1 / 3))
+    torch.testing.assert_close(far.latent_variance, torch.full((24,), math.pi**2 / 6))
+    assert far.ood_score.min() > near.ood_score.max()
+    assert far.model_uncertainty.min() > 2 * near.model_uncertainty.mean()
     assert (near.labels == y).float().mean() > 0.9
 
 

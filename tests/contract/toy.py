@@ -14,6 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hetsngp
 from hetsngp.nn.backbones import ResidualMLP
+from hetsngp.nn.gaussian import GaussianHead
+from hetsngp.nn.heads import Head
+from hetsngp.recipes import METHODS
 from hetsngp.types import Prediction
 
 TINY: dict[str, Any] = {"random_features": 32, "rank": 2}
@@ -52,6 +55,26 @@ def build(method: str, classes: int = 3, **options: Any) -> hetsngp.Classifier:
         return hetsngp.build(
             method, backbone(), num_classes=classes, **{**TINY, "dataset_size": 12 * classes, **options}
         )
+
+
+def _noisy(head: Head) -> bool:
+    return getattr(head, "noise", None) is not None
+
+
+# What the methods are, as their heads say: a new one in METHODS is tested as what it is.
+HEADS: dict[str, Head] = {method: build(method).head for method in METHODS}
+GAUSSIAN = tuple(method for method, head in HEADS.items() if isinstance(head, GaussianHead))
+GP = tuple(method for method, head in HEADS.items() if head.has_posterior)
+NOISY = tuple(method for method, head in HEADS.items() if _noisy(head))
+MIXTURES = tuple(method for method, head in HEADS.items() if head.num_members > 1)
+LINKED = [*((method, "softmax") for method in METHODS), *((method, "sigmoid") for method in GAUSSIAN)]
+"""Every method with every link it has."""
+
+
+def alike(model: Any) -> Any:
+    """Give the members of ``model`` the same inputs in training too: its loss depends on no partners then."""
+    model.input_repetition = 1.0
+    return model
 
 
 def descend(model: Any, x: Tensor, y: Tensor, steps: int, lr: float = 0.02) -> list[float]:

@@ -1,14 +1,15 @@
 """What must hold for any Gaussian over any number of classes."""
 
 import math
+from typing import Any
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetsngp.functional.link import sigmoid_log_probs, softmax_log_probs, softmax_probs
-from hetsngp.functional.uncertainty import entropy, model_uncertainty
-from hetsngp.types import UtilityNormal
+from hetsngp.functional.uncertainty import binary_entropy, entropy, mixture, model_uncertainty
+from hetsngp.types import Prediction, UtilityNormal
 
 
 @st.composite
@@ -55,3 +56,43 @@ def test_model_uncertainty_lies_between_zero_and_what_there_is(u: UtilityNormal)
     assert (model <= math.log(u.mean.shape[-1]) + 1e-9).all()
     # Averaging over the function cannot make a label more certain than its noise alone leaves it.
     assert (model <= entropy(probs) + 0.05).all()
+
+
+@st.composite
+def members(draw: st.DrawFn) -> tuple[list[Prediction], bool]:
+    """Predictions of the same three inputs by several models, from certain to ignorant and from equal to
+    unrelated, in float32."""
+    classes, sigmoid = draw(st.integers(2, 30)), draw(st.booleans())
+    g = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
+    common, apart = 10 ** draw(st.floats(-2, 2)), draw(st.sampled_from([0.0, 1e-6, 1e-3, 1.0, 100.0]))
+    shared = common * torch.randn(3, classes, generator=g)
+    each = []
+    for _ in range(draw(st.integers(1, 5))):
+        logits = shared + apart * torch.randn(3, classes, generator=g)
+        probs = torch.sigmoid(logits) if sigmoid else torch.softmax(logits, -1)
+        total = binary_entropy(probs) if sigmoid else entropy(probs)
+        model = total * torch.rand(3, generator=g) * draw(st.sampled_from([0.0, 1.0]))
+        data = total - model
+        inner = model * draw(st.sampled_from([0.0, 1.0]))  # disagreement, if it is a mixture itself
+        zero = torch.zeros(3)
+        each.append(Prediction(probs, probs, data + model, data, model, zero, model, inner, zero.long()))
+    return each, sigmoid
+
+
+@settings(max_examples=100, deadline=None)
+@given(members())
+def test_the_doubt_of_a_mixture_is_never_negative_and_adds_up(given_members: tuple[Any, bool]) -> None:
+    each, sigmoid = given_members
+    p = mixture(each, sigmoid=sigmoid)
+    assert torch.equal(p.data_uncertainty + p.model_uncertainty, p.total_uncertainty)
+    for name in ("data", "function", "member", "model", "total"):
+        assert (getattr(p, f"{name}_uncertainty") >= 0).all(), name
+    most = math.log(2) * p.probs.shape[-1] if sigmoid else math.log(p.probs.shape[-1])
+    assert (p.total_uncertainty <= most + 1e-4).all()
+    inner = sum(e.member_uncertainty for e in each) / len(each)
+    between = math.log(len(each)) * (p.probs.shape[-1] if sigmoid else 1)  # as much as there is to know
+    assert (p.member_uncertainty <= inner + between + 1e-4).all()
+    # Disagreement is what knowing the member would tell: mixing only adds doubt.
+    assert (p.total_uncertainty >= sum(e.total_uncertainty for e in each) / len(each) - 1e-4).all()
+    back = mixture(each[::-1], sigmoid=sigmoid)
+    torch.testing.assert_close(back.member_uncertainty, p.member_uncertainty, rtol=1e-3, atol=1e-5)

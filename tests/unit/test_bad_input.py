@@ -53,7 +53,7 @@ def test_inputs_that_are_not_finite(method: str, bad: float) -> None:
     ):
         with refuses(ValueError, "NaN or infinite", "row 7", "clean or impute"):
             call()
-    if method in ("sngp", "hetsngp"):
+    if method in toy.GP:
         with refuses(ValueError, "NaN or infinite", "row 7"):
             hetsngp.fit_posterior(model, [(x, y)])
 
@@ -92,6 +92,27 @@ def test_labels_out_of_range(bad: int, where: str) -> None:
             hetsngp.fit_posterior(model, [(x, y)])
         else:
             hetsngp.fit_posterior(model, [_data()], calibration=[(x, y)])
+
+
+@pytest.mark.parametrize("method", METHOD_NAMES)
+def test_every_method_refuses_labels_in_the_user_s_terms(method: str) -> None:
+    """Members train on rows of their own; the message is of the batch that was given."""
+    x, y = _data()
+    model = toy.trained(method, batch_repetition=2).train()
+    for wrong, words in (
+        (torch.where(y == 1, 3, y), ("labels from 0 to 3", "num_classes=3", "renumber")),
+        (y[:5], ("(5,)", "(12,)", "one label for each row")),
+        (_multi_hot(y).long(), ("(12, 3)", "(12,)", "one label for each row")),
+    ):
+        with refuses(ValueError, *words):
+            model.loss(x, wrong)
+    with refuses(TypeError, "torch.float32", "y.long()"):
+        model.loss(x, y.float())
+    for wrong in (torch.ones(5), torch.ones(12, 1)):
+        with refuses(ValueError, str(tuple(wrong.shape)), "(12,)", "one for each row"):
+            model.loss(x, y, weight=wrong)
+    with refuses(ValueError, "finite and not negative"):
+        model.loss(x, y, weight=-torch.ones(12))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bool, torch.complex64])
@@ -153,7 +174,7 @@ def test_multi_hot_labels_of_any_dtype_do(dtype: torch.dtype) -> None:
 # --- loaders ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["sngp", "hetsngp"])
+@pytest.mark.parametrize("method", toy.GP)
 def test_an_empty_loader(method: str) -> None:
     model = toy.build(method)
     with refuses(ValueError, "loader is empty", "used-up iterator"):
@@ -209,13 +230,16 @@ def test_one_held_out_example() -> None:
 
 
 class Returns(nn.Module):
-    """A backbone that says 16 and returns what it is told to."""
+    """A backbone that says 16 and returns what it is told to; for several inputs the same."""
 
     num_features = 16
 
     def __init__(self, value: Any) -> None:
         super().__init__()
         self.value = value
+
+    def widen_inputs(self, num_inputs: int, generator: torch.Generator | None) -> None:
+        pass
 
     def forward(self, x: Tensor) -> Any:
         return self.value
@@ -273,11 +297,49 @@ def test_options_that_must_be_finite(name: str) -> None:
     toy.build("hetsngp", spectral_bound=INF)  # documented: no bound
 
 
-@pytest.mark.parametrize("name", ["rank", "random_features", "num_samples", "dataset_size"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("rank", "random_features", "num_samples", "dataset_size"),
+        *("num_members", "batch_repetition", "latent_dim", "flow_layers"),
+    ],
+)
 @pytest.mark.parametrize("value", [0, -2, 2.0, NAN, "4", True])
 def test_options_that_must_be_positive_whole_numbers(name: str, value: Any) -> None:
     with refuses(ValueError, name, "positive whole number", repr(value)):
         toy.build("hetsngp", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("input_repetition", value) for value in (-0.1, 1.1, NAN, "1", True, None)),
+        *(("entropy_weight", value) for value in (-1e-9, NAN, INF, "1", True, None)),
+    ],
+)
+def test_options_that_may_be_zero(name: str, value: Any) -> None:
+    with refuses(ValueError, f"{name} must be a number from 0 to", repr(value)):
+        toy.build("mimo", **{name: value})
+    toy.build("mimo", **{name: 0})
+    toy.build("mimo", **{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ([1, 2], ("shape (2,)", "(3,)", "torch.bincount")),
+        ([1, -1, 1], ("finite and not negative",)),
+        ([1, NAN, 1], ("finite and not negative",)),
+        ([0, 0, 0], ("all zero", "count the labels")),
+    ],
+)
+def test_class_counts_that_cannot_be(counts: Any, words: tuple[str, ...]) -> None:
+    model = toy.build("posterior_network")
+    with refuses(ValueError, "class_counts", *words):
+        model.class_counts = torch.tensor(counts)
+    assert model.class_counts is None
+    with refuses(ValueError, "class_counts", *words):
+        toy.build("posterior_network", class_counts=counts)
 
 
 def test_odd_random_features() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,10 +19,17 @@ from torch import Tensor
 import hetsngp
 from hetsngp.calibration import HeldOut, best_temperature
 from hetsngp.crossfit import cross_fit_posterior
+from hetsngp.nn.gaussian import GaussianHead
 from hetsngp.recipes import METHODS
 
 TRAIN = toy.blobs(3, flip=0.3, seed=0)
 HELD_OUT = toy.blobs(3, 20, flip=0.3, seed=1)
+KINDS = ("kronecker", "exact", "shared", "momentum")
+# Members share a posterior, whatever its kind: of mixtures one will do.
+POSTERIORS = [
+    *((method, kind) for method in toy.GP if method not in toy.MIXTURES for kind in KINDS),
+    *((method, "kronecker") for method in toy.GP if method in toy.MIXTURES),
+]
 
 
 def fitted(method: str, *, held_out: Any = HELD_OUT, **options: Any) -> tuple[Any, Any]:
@@ -30,17 +38,36 @@ def fitted(method: str, *, held_out: Any = HELD_OUT, **options: Any) -> tuple[An
     return model, hetsngp.fit_posterior(model, toy.loader(*TRAIN), calibration)
 
 
+@torch.no_grad()
 def logits(model: Any, x: Tensor) -> Tensor:
-    """The posterior mode's logits from the parts, in float64."""
-    with torch.no_grad():
-        h = model.backbone(x)
-        latent = model.head.latent
-        f = latent.features(h) @ latent.beta if hasattr(latent, "beta") else latent.linear(h)
-    return f.double()
+    """The posterior mode's logits from the parts, in float64: (n, K) or, of M members, (n, M, K)."""
+    h = model.backbone(x)
+    latent = model.head.latent
+    f = latent.features(h) @ latent.beta if hasattr(latent, "beta") else latent.linear(h)
+    members = model.head.num_members
+    return (f if members == 1 else f.view(len(x), members, -1)).double()
 
 
 def nll(f: Tensor, y: Tensor, temperature: float) -> float:
     return float(F.cross_entropy(f / temperature, y))
+
+
+def mode_nll(model: Any, x: Tensor, y: Tensor) -> Callable[[float], Tensor]:
+    """−log P(y) of each example at the posterior mode, as a function of the temperature."""
+    if model.head.num_members > 1:
+        f = logits(model, x)
+        return lambda t: F.nll_loss(torch.softmax(f / t, -1).mean(1).log(), y, reduction="none")
+    if isinstance(model.head, GaussianHead):
+        f = logits(model, x)
+        return lambda t: F.cross_entropy(f / t, y, reduction="none")
+    with torch.no_grad():
+        log_evidence = model.head.log_evidence(model.backbone(x)).double()
+
+    def dirichlet(t: float) -> Tensor:
+        alpha = 1 + (log_evidence / t).exp()
+        return F.nll_loss((alpha / alpha.sum(-1, keepdim=True)).log(), y, reduction="none")
+
+    return dirichlet
 
 
 def surprise(temperature: float, start: float, examples: float) -> float:
@@ -52,7 +79,8 @@ def draws_nll(
     model: Any, scale: float | None, temperature: float, draws: int = 4000, held_out: Any = HELD_OUT
 ) -> Tensor:
     """−log E softmax(u/τ)[y] of each held-out example with the posterior's variance times ``scale`` (None:
-    at the posterior's mode), by plain Monte Carlo in float64 from the covariance written out."""
+    at the posterior's mode), by plain Monte Carlo in float64 from the covariance written out; of members,
+    their mean probability."""
     x, y = held_out
     with torch.no_grad():
         h = model.backbone(x)
@@ -60,39 +88,43 @@ def draws_nll(
             mean, covariance = (t := model.head.utility(h, posterior=False)).mean, t.covariance()
         else:
             model.head.latent.posterior.scale.fill_(1.0)
-            latent = model.latent(h)
-            noise = model.utility(x).covariance() - latent.covariance()
-            mean, covariance = latent.mean, scale * latent.covariance() + noise
+            latent, noise = model.head.parts(h, posterior=True)
+            mean, covariance = latent.mean, scale * latent.covariance()
+            covariance = covariance if noise is None else covariance + noise.covariance()
     values, vectors = torch.linalg.eigh(covariance.double())
     root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
     eps = torch.randn(draws, *mean.shape, generator=torch.Generator().manual_seed(0)).double()
     u = mean.double() + torch.einsum("bkl,sbl->sbk", root, eps)
-    p = torch.softmax(u / temperature, -1).mean(0)
+    p = torch.softmax(u / temperature, -1).mean(0).view(len(x), -1, mean.shape[-1]).mean(1)
     return -p.gather(1, y[:, None]).squeeze(1).log()
 
 
 # --- temperature ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["deterministic", "sngp"])
+@pytest.mark.parametrize("method", [method for method in METHODS if method not in toy.NOISY])
 @pytest.mark.parametrize("start", [0.3, 1.0, 4.0])
 def test_the_temperature_minimises_held_out_nll_with_its_prior(method: str, start: float) -> None:
     model = toy.trained(method, 3, fit=False, flip=0.3)
     model.temperature = start
     report = hetsngp.fit_posterior(model, toy.loader(*TRAIN), toy.loader(*HELD_OUT))
-    f, y = logits(model, HELD_OUT[0]), HELD_OUT[1]
+    y, each = HELD_OUT[1], mode_nll(model, *HELD_OUT)
+
+    def mean(t: float) -> float:
+        return float(each(t).mean())
+
     grid = [start * 10 ** (i / 1000) for i in range(-1000, 1001)]
-    best = min(grid, key=lambda t: nll(f, y, t) + surprise(t, start, len(y)))
-    bare = min(grid, key=lambda t: nll(f, y, t))
+    best = min(grid, key=lambda t: mean(t) + surprise(t, start, len(y)))
+    bare = min(grid, key=mean)
     assert not math.isclose(best, start, rel_tol=0.05)  # there was something to find
     assert not math.isclose(best, bare, rel_tol=0.02)  # and the prior has a say
     assert abs(math.log(best / start)) < abs(math.log(bare / start))
     assert report.mode_temperature == pytest.approx(best, rel=0.01)  # the search stops at one per cent
-    assert report.nll_before == pytest.approx(nll(f, y, start), rel=1e-4)
-    assert report.nll_mode == pytest.approx(nll(f, y, report.mode_temperature), rel=1e-4)
+    assert report.nll_before == pytest.approx(mean(start), rel=1e-4)
+    assert report.nll_mode == pytest.approx(mean(report.mode_temperature), rel=1e-4)
     assert report.nll_mode < report.nll_before
-    each = F.cross_entropy(f / report.mode_temperature, y, reduction="none")
-    assert report.standard_error == pytest.approx(float(each.std()) / math.sqrt(len(y)), rel=1e-4)
+    error = float(each(report.mode_temperature).std()) / math.sqrt(len(y))
+    assert report.standard_error == pytest.approx(error, rel=1e-4)
     assert report.held_out == len(y)
 
 
@@ -182,7 +214,7 @@ def test_the_final_temperature_is_that_of_predictions(
 ) -> None:
     """The lowest NLL with the posterior in place and the prior around the training temperature, as SciPy
     finds it. Neither the mode's temperature nor a prior around that one would be the same."""
-    monkeypatch.setattr("hetsngp.calibration.POSTERIOR_POINTS", 4096)  # so that only the search may differ
+    monkeypatch.setattr("hetsngp.nn.gaussian.POSTERIOR_POINTS", 4096)  # so that only the search may differ
     (x, y), weight = HELD_OUT, torch.ones(len(HELD_OUT[1])).double()
     if weighted:
         weight[:6] = 8.0
@@ -207,8 +239,7 @@ def test_the_final_temperature_is_that_of_predictions(
     assert report.nll == pytest.approx(float(share @ exact_nll(model, report.temperature)), abs=2e-3)
 
 
-@pytest.mark.parametrize("method", ["sngp", "hetsngp"])
-@pytest.mark.parametrize("posterior", ["kronecker", "exact", "shared", "momentum"])
+@pytest.mark.parametrize(("method", "posterior"), POSTERIORS)
 def test_the_second_search_pays_for_what_averaging_costs(method: str, posterior: str) -> None:
     """It cannot end worse than where it starts; what it may give up in NLL is the prior's alone."""
     for start in (0.5, 1.0):
@@ -263,7 +294,7 @@ def test_of_several_minima_the_lowest_is_found(wells: Any, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(
     ("method", "options"),
-    [("deterministic", {}), ("heteroscedastic", {}), ("hetsngp", {"posterior": "none"})],
+    [*((m, {}) for m in METHODS if m not in toy.GP), *((m, {"posterior": "none"}) for m in toy.GP)],
 )
 def test_without_a_posterior_there_is_one_temperature(method: str, options: dict[str, Any]) -> None:
     model, report = fitted(method, **options)
@@ -302,8 +333,7 @@ def scale_by_hand(
     return each, [max(float((t - best).std()) / math.sqrt(len(t)), 0.01) for t in each]
 
 
-@pytest.mark.parametrize("method", ["sngp", "hetsngp"])
-@pytest.mark.parametrize("posterior", ["kronecker", "exact", "shared", "momentum"])
+@pytest.mark.parametrize(("method", "posterior"), POSTERIORS)
 def test_the_scale_is_the_largest_whose_cost_is_allowed(method: str, posterior: str) -> None:
     model, report = fitted(method, posterior=posterior)
     assert report.scale == pytest.approx(float(model.head.latent.posterior.scale))
@@ -386,10 +416,12 @@ def test_data_classified_perfectly_keep_their_posterior(method: str) -> None:
 
 
 @pytest.mark.parametrize("held_out", [HELD_OUT, None], ids=["held-out", "training"])
-def test_lambda_is_the_mean_output_hessian(held_out: Any) -> None:
-    model, report = fitted("sngp", held_out=held_out)
+@pytest.mark.parametrize("method", toy.GP)
+def test_lambda_is_the_mean_output_hessian(method: str, held_out: Any) -> None:
+    """Over examples and members."""
+    model, report = fitted(method, held_out=held_out)
     t = report.temperature if held_out is None else report.mode_temperature
-    p = torch.softmax(logits(model, (TRAIN if held_out is None else held_out)[0]) / t, -1)
+    p = torch.softmax(logits(model, (TRAIN if held_out is None else held_out)[0]) / t, -1).view(-1, 3)
     hessian = torch.stack([torch.diag(row) - torch.outer(row, row) for row in p]).mean(0) / t**2
     posterior = model.head.latent.posterior
     expected = torch.linalg.eigvalsh(hessian)[1:]  # the smallest is 0, along (1, …, 1)
@@ -427,7 +459,7 @@ def test_the_choice_is_kept_and_survives_saving(method: str, tmp_path: Any) -> N
     assert model.calibration["temperature"] == report.temperature == float(model.temperature)
     assert model.calibration["scale"] == report.scale
     assert report.temperature != 1.0
-    if method in ("sngp", "hetsngp"):
+    if method in toy.GP:
         assert float(model.head.latent.posterior.scale) == pytest.approx(report.scale)
     hetsngp.save(model, tmp_path)
     twin = hetsngp.load(tmp_path)
@@ -447,7 +479,7 @@ def test_without_calibration_nothing_is_chosen(method: str) -> None:
     assert report.scale == 1.0
     assert report.held_out == 0
     assert report.scale_grid == ()
-    if method in ("sngp", "hetsngp"):
+    if method in toy.GP:
         assert float(model.head.latent.posterior.scale) == 1.0
 
 
@@ -459,7 +491,7 @@ def test_fitting_twice_is_fitting_once(method: str) -> None:
     second = hetsngp.fit_posterior(model, toy.loader(*TRAIN), toy.loader(*HELD_OUT))
     assert second == first
     assert toy.same_bits(model.predict(HELD_OUT[0]), before)
-    if method in ("sngp", "hetsngp"):
+    if method in toy.GP:
         model.head.latent.posterior.scale.fill_(0.01)  # the scale of an earlier calibration does not stick
         assert hetsngp.fit_posterior(model, toy.loader(*TRAIN)).scale == 1.0
         assert float(model.head.latent.posterior.scale) == 1.0

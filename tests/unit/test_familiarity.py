@@ -11,6 +11,7 @@ from tests.reference import oracles
 from torch import Tensor
 
 import hetsngp
+from hetsngp.functional.noise import NOISES
 from hetsngp.nn.posteriors import POSTERIOR_TYPES
 from hetsngp.types import Factor
 
@@ -139,7 +140,7 @@ def widen(model: Any, by: float = 6.0) -> Any:
 @torch.no_grad()
 def full_noise(model: Any, x: Tensor) -> Tensor:
     """Σ(x) as it was learned: (B, K, K)."""
-    var, factor = model.head.noise(model.backbone(x))
+    var, factor = model.head.noise(model.backbone(x), model.head.latent)
     return torch.diag_embed(var) + factor.dense() @ factor.dense().mT
 
 
@@ -148,15 +149,23 @@ def believed_noise(model: Any, x: Tensor) -> Tensor:
     return model.head.parts(model.backbone(x), posterior=True)[1].covariance()
 
 
-@pytest.mark.parametrize("noise", ["low_rank", "parameter_efficient"])
-@pytest.mark.parametrize("posterior", [*KINDS, "none"])
-def test_the_noise_is_believed_as_far_as_its_width_allows(posterior: str, noise: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "posterior", "noise"),
+    [
+        *(("hetsngp", kind, "low_rank") for kind in (*KINDS, "none")),
+        *(("hetsngp", "kronecker", noise) for noise in NOISES[1:]),
+        *((method, "exact", noise) for method in toy.NOISY if method in toy.MIXTURES for noise in NOISES),
+    ],
+)
+def test_the_noise_is_believed_as_far_as_its_width_allows(method: str, posterior: str, noise: str) -> None:
     """k/(k + (1 − k)·max(v, 1)) of it, v its mean variance in units of the training temperature."""
-    model = fitted(posterior, noise=noise, temperature=0.75)
+    model = fitted(posterior, method, noise=noise, temperature=0.75)
     model.head.temperature.fill_(0.05)  # calibration has no say in it
     x = queries()
     full, shares = full_noise(model, x), []
-    for k, covariance in zip(familiarity(model, x).tolist(), full, strict=True):
+    known = familiarity(model, x).tolist()
+    for row, covariance in enumerate(full):  # the members' of one input after another
+        k = known[row // model.head.num_members]
         width = float(covariance.trace()) / 3 / 0.75**2
         shares.append(k / (k + (1 - k) * max(width, 1.0)))
     share = torch.tensor(shares, dtype=torch.float64)[:, None, None]
@@ -167,9 +176,9 @@ def test_the_noise_is_believed_as_far_as_its_width_allows(posterior: str, noise:
     with torch.no_grad():
         latent, _ = model.head.parts(model.backbone(x), posterior=True)
         _, at_mode = model.head.parts(model.backbone(x), posterior=False)
+        u = model.head.utility(model.backbone(x), posterior=True)
     torch.testing.assert_close(at_mode.covariance(), full, rtol=1e-12, atol=1e-14)  # as it was learned
     assert not at_mode.mean.any()
-    u = model.utility(x)
     torch.testing.assert_close(u.covariance(), latent.covariance() + share * full, rtol=1e-8, atol=1e-8)
 
 
@@ -214,7 +223,7 @@ def test_wide_noise_does_not_hide_doubt_half_way_out(monkeypatch: pytest.MonkeyP
     near, x = data()[0], x[(familiarity(model, x) - 0.5).abs() < 0.3]
     assert len(x) > 5
     here, there = model.predict(near), model.predict(x)
-    monkeypatch.setattr("hetsngp.nn.heads.known_share", lambda variance, familiarity: familiarity)
+    monkeypatch.setattr("hetsngp.nn.gaussian.known_share", lambda variance, familiarity: familiarity)
     old_here, old_there = model.predict(near), model.predict(x)
     assert there.data_uncertainty.mean() < 0.7 * old_there.data_uncertainty.mean()
     assert there.model_uncertainty.mean() > 1.2 * old_there.model_uncertainty.mean()
@@ -248,7 +257,7 @@ def test_in_training_the_noise_is_whole_and_the_running_statistics_move_once() -
     with torch.no_grad():
         h = model.backbone(50 * x)
         noise = model.head.parts(h, posterior=True)[1]
-        var, factor = model.head.noise(h)
+        var, factor = model.head.noise(h, model.head.latent)
     torch.testing.assert_close(noise.marginal_variance(), var + factor.variance())
 
 

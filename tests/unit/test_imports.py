@@ -17,12 +17,12 @@ SRC = Path(__file__).parents[2] / "src"
 
 # Lowest first; a room imports from its own layer and from those below.
 LAYERS: list[set[str]] = [
-    {"types", "errors", "validation"},
+    {"factors", "types", "errors", "validation"},
     {"functional"},
     {"nn"},
-    {"model", "ensemble"},
-    {"recipes", "conversion", "calibration", "posterior", "crossfit", "loop"},
-    {"artifact", "estimator"},
+    {"model", "multi_input", "ensemble"},
+    {"options", "parts", "recipes", "conversion", "calibration", "posterior", "crossfit", "counting", "loop"},
+    {"storage", "saved", "artifact", "estimator"},
     {"data", "training", "evaluation", "metrics"},
     {"cli", "__main__"},
 ]

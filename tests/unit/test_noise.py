@@ -1,11 +1,22 @@
 """Label noise: the covariance it says, zero mean, any K and R."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from hetsngp.functional.noise import diagonal_variance, low_rank_factor, parameter_efficient_factor
-from hetsngp.nn.noise import LONGEST, NOISE_TYPES
+from hetsngp.functional.noise import NOISES, diagonal_variance, low_rank_factor, parameter_efficient_factor
+from hetsngp.nn.latent import Kernel, RandomFeatureGP
+from hetsngp.nn.noise import CLASS_NOISES, LONGEST, FeatureNoise
 from hetsngp.types import Factor, FactorSum, LatentNormal, UtilityNormal, join_factors
+
+
+def noise_of(kind: str, classes: int, rank: int, members: int = 1) -> tuple[Any, RandomFeatureGP]:
+    """A noise of 8 features, and the latent whose logits are noisy."""
+    latent = RandomFeatureGP(8, classes, Kernel(random_features=16), members=members)
+    if kind == "feature":
+        return FeatureNoise(8, 16, rank, unit=2.5, members=members), latent
+    return CLASS_NOISES[kind](8, classes, rank, members=members), latent
 
 
 def test_low_rank_factor_is_class_major() -> None:
@@ -27,20 +38,22 @@ def test_diagonal_is_positive_and_softplus() -> None:
     assert torch.allclose(diagonal_variance(raw), oracle, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", NOISE_TYPES)
+@pytest.mark.parametrize("kind", NOISES)
 @pytest.mark.parametrize(("classes", "rank"), [(2, 1), (2, 6), (5, 3), (3, 20)])
 def test_modules_make_the_covariance_of_the_paper(kind: str, classes: int, rank: int) -> None:
     """Sampled noise has mean zero and covariance VVᵀ + diag(d²), within four standard errors."""
-    module = NOISE_TYPES[kind](8, classes, rank).double().eval()
+    module, latent = (part.double().eval() for part in noise_of(kind, classes, rank))
     h = torch.randn(1, 8, dtype=torch.float64)
     with torch.no_grad():
-        var, factor = module(h)
+        var, factor = module(h, latent)
     u = UtilityNormal(torch.zeros_like(var), var, factor)
     cov = u.covariance()[0]
     assert torch.allclose(cov.diagonal(), u.marginal_variance()[0])
     assert (torch.linalg.eigvalsh(cov) > 0).all()
     n = 40_000
-    eps_r, eps_k = torch.randn(n, rank, dtype=torch.float64), torch.randn(n, classes, dtype=torch.float64)
+    assert factor.rank == (rank if kind in CLASS_NOISES else rank + 16)
+    eps_r = torch.randn(n, factor.rank, dtype=torch.float64)
+    eps_k = torch.randn(n, classes, dtype=torch.float64)
     draws = factor.matmul(eps_r)[0] + var.sqrt() * eps_k
     assert (draws.mean(0).abs() < 4 * (cov.diagonal() / n).sqrt()).all()
     diagonal = cov.diagonal()
@@ -48,35 +61,63 @@ def test_modules_make_the_covariance_of_the_paper(kind: str, classes: int, rank:
     assert ((draws.T @ draws / n - cov).abs() < 5 * error).all()
 
 
-def test_noise_is_held_constant_beyond_the_data() -> None:
+@pytest.mark.parametrize("kind", NOISES)
+def test_noise_is_held_constant_beyond_the_data(kind: str) -> None:
     """Far inputs are read at the edge of the data: Σ does not grow without bound along a ray."""
-    module = NOISE_TYPES["low_rank"](8, 4, 2).train()
+    module, latent = noise_of(kind, 4, 2)
     for _ in range(20):
-        module(torch.randn(64, 8))
+        module(torch.randn(64, 8), latent)
     module.eval()
     direction = torch.randn(1, 8)
     direction = direction / direction.norm()
     centre = module.normalizer.mean
-    far = module(centre + 1e3 * direction)
-    farther = module(centre + 1e6 * direction)
-    assert torch.allclose(far[0], farther[0], rtol=1e-4)
-    assert torch.allclose(far[1].dense(), farther[1].dense(), rtol=1e-3, atol=1e-5)
-    inside = module(centre + 0.9 * LONGEST * 8**0.5 * direction)
-    assert not torch.allclose(inside[0], far[0], rtol=1e-4)
+
+    def covariance(distance: float) -> torch.Tensor:
+        var, factor = module(centre + distance * direction, latent)
+        return UtilityNormal(torch.zeros_like(var), var, factor).covariance()
+
+    far = covariance(1e3)
+    torch.testing.assert_close(covariance(1e6), far, rtol=1e-3, atol=1e-5)
+    assert not torch.allclose(covariance(0.9 * LONGEST * 8**0.5), far, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", NOISE_TYPES)
+@pytest.mark.parametrize("kind", NOISES)
 def test_noise_does_not_depend_on_origin_and_unit_of_the_features(kind: str) -> None:
     h = torch.randn(64, 8, dtype=torch.float64)
     outputs = []
     for moved in (h, 30 * h + 7):
         torch.manual_seed(1)
-        module = NOISE_TYPES[kind](8, 4, 2).double().train()
-        module(moved)
-        var, factor = module.eval()(moved)
+        module, latent = (part.double() for part in noise_of(kind, 4, 2))
+        module(moved, latent)
+        var, factor = module.eval()(moved, latent)
         outputs.append(UtilityNormal(torch.zeros_like(var), var, factor).covariance())
     assert torch.allclose(outputs[0], outputs[1])
     assert outputs[0].std(0).max() > 1e-3  # it depends on the input
+
+
+@pytest.mark.parametrize("kind", NOISES)
+def test_each_member_has_its_own_noise(kind: str) -> None:
+    """Rows b·M + m are those of a noise and a latent with the weights of member m alone."""
+    members, classes, rank = 3, 4, 2
+    module, latent = (part.double().eval() for part in noise_of(kind, classes, rank, members))
+    h = torch.randn(5, 8, dtype=torch.float64)
+    var, factor = module(h, latent)
+    together = UtilityNormal(torch.zeros_like(var), var, factor).covariance()
+    assert together.shape == (5 * members, classes, classes)
+    for m in range(members):
+        own, one = (part.double().eval() for part in noise_of(kind, classes, rank))
+        for part, of_all in ((own, module), (one, latent)):
+            state = {}
+            for name, value in of_all.state_dict().items():
+                for dim, size in enumerate(part.state_dict()[name].shape):
+                    if value.shape[dim] > size:
+                        value = value.narrow(dim, m * size, size)
+                state[name] = value
+            part.load_state_dict(state)
+        var, factor = own(h, one)
+        alone = UtilityNormal(torch.zeros_like(var), var, factor).covariance()
+        torch.testing.assert_close(together[m::members], alone)
+    assert (together[0] - together[1]).abs().max() > 1e-3
 
 
 def test_temperature_divides_the_utility_not_its_variance() -> None:

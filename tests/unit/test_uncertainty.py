@@ -1,5 +1,6 @@
 """The model/data split against nested tensor grids."""
 
+import dataclasses
 import itertools
 import math
 
@@ -13,10 +14,11 @@ from hetsngp.functional.link import CONTRAST_CLASSES, softmax_probs
 from hetsngp.functional.uncertainty import (
     binary_entropy,
     entropy,
+    mixture,
     model_uncertainty,
     sigmoid_model_uncertainty,
 )
-from hetsngp.types import Factor, UtilityNormal
+from hetsngp.types import Factor, Prediction, UtilityNormal
 
 
 def gaussian(batch: int, classes: int, scale: float, seed: int) -> UtilityNormal:
@@ -152,6 +154,107 @@ def test_sigmoid_split_against_a_grid() -> None:
     rounded = probs + 1e-6 * (0.5 - probs)
     assert (sigmoid_model_uncertainty(mean, torch.zeros_like(latent), label, rounded) == 0).all()
     assert torch.allclose(binary_entropy(torch.tensor([[0.5, 0.5]])), torch.tensor([2 * math.log(2)]))
+
+
+@pytest.mark.parametrize(("classes", "outer"), [(3, 512), (20, 256), (100, 64), (1000, 32)])
+def test_members_share_the_outer_points(classes: int, outer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An M-th each, but 64 at least (or all there are): averaging does not remove the bias of few."""
+    counts: list[int] = []
+
+    def recorded(utility: UtilityNormal, count: int, *, seed: int) -> torch.Tensor:
+        counts.append(count)
+        return torch.randn(len(utility.mean), count, utility.mean.shape[-1], generator=None).double()
+
+    monkeypatch.setattr(uncertainty, "sample", recorded)
+    probs = torch.full((1, classes), 1 / classes).double()
+    for members in (1, 2, 4, 100):
+        counts.clear()
+        model_uncertainty(gaussian(1, classes, 1.0, 0), zero_mean(1, classes, 1.0, 1), probs, members=members)
+        assert counts[0] == max(outer // members, min(64, outer))
+
+
+def test_the_mean_over_members_against_nested_grids() -> None:
+    f, noise = gaussian(2, 3, 1.0, 0), zero_mean(2, 3, 0.5, 1)
+    probs, _ = softmax_probs(added(f, noise), target_error=1e-4, max_points=2**20)
+    each = [model_uncertainty(f, noise, probs, seed=seed, members=8) for seed in range(0, 80, 10)]
+    for row in range(2):
+        mean = f.mean[row].numpy()
+        latent, label = f.covariance()[row].numpy(), noise.covariance()[row].numpy()
+        data = oracles.data_uncertainty(mean, latent, label, half=5.0, step=0.5)
+        total = float(oracles.entropy(oracles.expected_softmax(mean, latent + label, step=0.1)))
+        assert float(torch.stack(each).mean(0)[row]) == pytest.approx(total - data, abs=0.015)
+
+
+# --- mixtures -------------------------------------------------------------------------------------------
+
+
+def prediction(rows: int, classes: int, seed: int) -> Prediction:
+    """Any that one model could give."""
+    rng = np.random.default_rng(seed)
+    probs = rng.dirichlet(np.ones(classes), rows)
+    total, share = oracles.entropy(probs), rng.uniform(size=rows)
+    fields = (probs, rng.dirichlet(np.ones(classes), rows), total, total * share, total * (1 - share))
+    more = (rng.uniform(size=rows), rng.normal(size=rows), np.zeros(rows), rng.integers(9, size=rows))
+    return Prediction(*(torch.tensor(field) for field in (*fields, *more)))
+
+
+@pytest.mark.parametrize("sigmoid", [False, True])
+def test_a_mixture_by_loops(sigmoid: bool) -> None:
+    """H(mean p) = I(y; member) + the means of what the members doubt themselves."""
+    each = [prediction(5, 4, seed) for seed in range(3)]
+
+    def h(p: torch.Tensor) -> float:
+        q = p.numpy()
+        return float(sum(oracles.entropy(np.array([x, 1 - x])) for x in q) if sigmoid else oracles.entropy(q))
+
+    if sigmoid:  # entropies as that link has them
+        each = [
+            dataclasses.replace(e, total_uncertainty=(t := binary_entropy(e.probs)), data_uncertainty=t / 3)
+            for e in each
+        ]
+        each = [dataclasses.replace(e, model_uncertainty=2 * e.total_uncertainty / 3) for e in each]
+    p = mixture(each, sigmoid=sigmoid)
+    for row in range(5):
+        members = [e[row] for e in each]
+        probs = sum(m.probs for m in members) / 3
+        between = h(probs) - sum(h(m.probs) for m in members) / 3
+        data, model, variance, score = (
+            float(sum(getattr(m, name) for m in members)) / 3
+            for name in ("data_uncertainty", "model_uncertainty", "latent_variance", "ood_score")
+        )
+        assert torch.allclose(p.probs[row], probs)
+        assert torch.allclose(p.clean_probs[row], sum(m.clean_probs for m in members) / 3)
+        for name, want in {
+            "total_uncertainty": h(probs),
+            "data_uncertainty": data,
+            "function_uncertainty": model,
+            "member_uncertainty": between,
+            "model_uncertainty": model + between,
+            "latent_variance": variance,
+            "ood_score": score + between,
+            "num_points": sum(int(m.num_points) for m in members),
+        }.items():
+            assert float(getattr(p, name)[row]) == pytest.approx(want, abs=1e-12), name
+        assert between > 0.01
+
+
+def test_a_mixture_of_mixtures_is_that_of_all() -> None:
+    each = [prediction(5, 4, seed) for seed in range(6)]
+    flat = mixture(each, sigmoid=False)
+    pairs = [mixture(each[i : i + 2], sigmoid=False) for i in (0, 2, 4)]
+    for field in dataclasses.fields(Prediction):
+        nested = getattr(mixture(pairs, sigmoid=False), field.name)
+        torch.testing.assert_close(nested, getattr(flat, field.name), rtol=1e-12, atol=1e-12)
+
+
+def test_a_mixture_of_one_is_it_and_of_equals_too() -> None:
+    one = prediction(5, 4, 0)
+    assert mixture([one], sigmoid=False) is one
+    p = mixture([one, one, one], sigmoid=False)
+    torch.testing.assert_close(p.probs, one.probs)
+    torch.testing.assert_close(p.ood_score, one.ood_score)
+    assert (p.member_uncertainty < 1e-12).all()
+    assert torch.equal(p.num_points, 3 * one.num_points)
 
 
 def test_entropy_of_certainty_is_zero() -> None:

@@ -64,19 +64,18 @@ def contrast_basis(num_classes: int, like: Tensor) -> Tensor:
     return torch.linalg.qr(full)[0][:, 1:].to(like)
 
 
-def kronecker_eigen(sums: Tensor, fisher: Tensor, *, diagonal: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def kronecker_eigen(sums: Tensor, fisher: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """Eigen-factors of I + Λ ⊗ G: (Q (m, m), λ (m,), U (K, K−1), γ (K−1,)), in float64.
 
     G = ``sums`` = ΣΦΦᵀ = QλQᵀ; Λ = ``fisher`` = UγUᵀ within the contrasts: the softmax-invariant direction 1
-    changes no probability and is left out. ``diagonal`` drops the correlation of classes: U = I (K, K) and
-    γ = diag Λ, exact for the sigmoid and cheap for very many classes.
+    changes no probability and is left out. Of a diagonal Λ (K,) U is the identity, returned as None, and
+    γ = Λ: exact for the sigmoid, and nothing of K × K for very many classes.
     """
     values, vectors = torch.linalg.eigh(sums.double())
     values = values.clamp_min(0)
     fisher = fisher.double()
-    if diagonal:
-        identity = torch.eye(fisher.shape[0], device=fisher.device, dtype=torch.float64)
-        return vectors, values, identity, fisher.diagonal().clamp_min(0).clone()
+    if fisher.dim() == 1:
+        return vectors, values, None, fisher.clamp_min(0)
     basis = contrast_basis(fisher.shape[0], fisher)
     gamma, rotation = torch.linalg.eigh(basis.mT @ fisher @ basis)
     return vectors, values, basis @ rotation, gamma.clamp_min(0)

@@ -1,4 +1,4 @@
-"""Label noise Σ(x) = V(x)V(x)ᵀ + diag(d(x)²), Sec. 3.3: both forms as factors of a zero-mean Gaussian."""
+"""Label noise Σ(x) = V(x)V(x)ᵀ + diag(d(x)²), Sec. 3.3: its forms as factors of a zero-mean Gaussian."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hetsngp.types import Factor
+from hetsngp.types import Factor, FactorSum
 
-NOISES = ("low_rank", "parameter_efficient")
+NOISES = ("low_rank", "parameter_efficient", "feature")
 # As in the original code: a diagonal that cannot vanish keeps the link differentiable.
 MIN_STD = 1e-3
 
@@ -51,3 +51,24 @@ def parameter_efficient_factor(v: Tensor, basis: Tensor) -> Factor:
              [2.]]])
     """
     return Factor(basis, row=v)
+
+
+def feature_factor(readout: Tensor, std: Tensor, row: Tensor, basis: Tensor) -> FactorSum:
+    """βᵀ(v ⊙ V₀) and βᵀdiag(d) side by side: noise on features as a factor of the logits' covariance.
+
+    readout β: (m, M, K) of M members; std d: (B, m); row v: (B, m); basis V₀: (m, R). Factors of B·M rows.
+    The second has rank m and stays β ⊙ d, β shared by the batch; only with several members is it written out.
+
+    >>> import torch
+    >>> beta = torch.tensor([[1.0, 0.0], [0.0, 2.0]]).view(2, 1, 2)
+    >>> f = feature_factor(beta, torch.tensor([[0.5, 0.5]]), torch.zeros(1, 2), torch.ones(2, 1)).dense()
+    >>> f @ f.mT
+    tensor([[[0.2500, 0.0000],
+             [0.0000, 1.0000]]])
+    """
+    members = readout.shape[1]
+    low_rank = torch.einsum("fmk,bfr->bmkr", readout, row.unsqueeze(-1) * basis).flatten(0, 1)
+    if members == 1:
+        return FactorSum((Factor(low_rank), Factor(readout[:, 0].mT, column=std)))
+    full = torch.einsum("fmk,bf->bmkf", readout, std).flatten(0, 1)
+    return FactorSum((Factor(low_rank), Factor(full)))

@@ -8,6 +8,7 @@ that is the model term, so it is smooth, never negative, and exactly zero where 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,13 +16,13 @@ from torch import Tensor
 from hetsngp.functional.link import CONTRAST_CLASSES, difference, in_contrasts
 from hetsngp.functional.quadrature import log_expected_sigmoid, normal_nodes
 from hetsngp.functional.streaming import sample
-from hetsngp.types import UtilityNormal
+from hetsngp.types import Prediction, UtilityNormal
 
 # Up to so many classes, this many (outer, inner) points of the nested rule: about 10⁵ softmax terms a row,
 # for an error near a hundredth of a nat (a few times that for wide posteriors over many classes). Without
 # noise the inner points go to the outer rule.
 NESTED = {8: (512, 64), 32: (256, 32), 128: (64, 32), 10**9: (32, 16)}
-MOST_OUTER = 4096
+MOST_OUTER, LEAST_OUTER = 4096, 64
 CHUNK = 2**20
 
 
@@ -40,13 +41,14 @@ def binary_entropy(probs: Tensor) -> Tensor:
 
 
 def model_uncertainty(
-    latent: UtilityNormal, noise: UtilityNormal | None, probs: Tensor, *, seed: int = 0
+    latent: UtilityNormal, noise: UtilityNormal | None, probs: Tensor, *, seed: int = 0, members: int = 1
 ) -> Tensor:
     """I(y; f) under the softmax link: (B,). ``latent`` is f/τ and ``noise`` u − f over τ, mean zero.
 
     ``probs`` (B, K) is E softmax(u/τ). K = 2 is done by quadrature. Otherwise M nested points estimate
     H(mean p) − mean H(p), which cannot exceed log M; as it nears that ceiling (very many classes, far from
     the data) H(probs) − mean H(p) takes over, which has no ceiling but carries the error of ``probs``.
+    ``members``: results of so many calls are averaged, so that each may use as much fewer outer points.
     """
     spread = latent.marginal_variance().amax(-1)
     if not bool(spread.any()):
@@ -54,7 +56,7 @@ def model_uncertainty(
     if latent.mean.shape[-1] == 2:
         out = _two_class(latent, noise, probs)
     else:
-        out = _nested(latent, noise, probs, seed)
+        out = _nested(latent, noise, probs, seed, members)
     return torch.where(spread > 0, out.clamp_min(0), 0)
 
 
@@ -82,11 +84,15 @@ def sigmoid_model_uncertainty(mean: Tensor, latent_var: Tensor, noise_var: Tenso
     return torch.where(latent_var > 0, (total - given_f).clamp_min(0), 0).sum(-1)
 
 
-def _nested(latent: UtilityNormal, noise: UtilityNormal | None, probs: Tensor, seed: int) -> Tensor:
+def _nested(
+    latent: UtilityNormal, noise: UtilityNormal | None, probs: Tensor, seed: int, members: int
+) -> Tensor:
     batch, classes = latent.mean.shape
     outer, inner = next(points for most, points in NESTED.items() if classes <= most)
     if noise is None:
         outer, inner = min(outer * inner, MOST_OUTER), 1
+    # H(mean p) is biased by about 1/outer; averaging leaves that, so there is a least number.
+    outer = max(outer // members, min(outer, LEAST_OUTER))
     if classes <= CONTRAST_CLASSES:
         latent, noise = in_contrasts(latent), None if noise is None else in_contrasts(noise)
     rows = max(1, CHUNK // (outer * classes))
@@ -118,3 +124,34 @@ def _mutual_information(f: Tensor, shift: Tensor, probs: Tensor) -> Tensor:
     nested = (entropy(mean) - given_f).clamp_min(0)
     near_ceiling = (2 * nested / math.log(outer) - 1).clamp(0, 1)
     return torch.lerp(nested, entropy(probs) - given_f, near_ceiling)
+
+
+def mixture(members: Sequence[Prediction], *, sigmoid: bool) -> Prediction:
+    """Equal shares of several predictions of the same inputs, as one: probabilities are averaged.
+
+    total = I(y; member) + mean I(y; f) + mean E[H(y | f)]. A member's own ``member_uncertainty`` (if it is a
+    mixture itself) counts as disagreement too. ``ood_score`` is the members' mean plus their disagreement:
+    where it is the model uncertainty, or the entropy, it is that of the mixture again.
+    """
+    if len(members) == 1:
+        return members[0]
+
+    def mean(name: str) -> Tensor:
+        return torch.stack([getattr(member, name) for member in members]).mean(0)
+
+    probs = mean("probs")
+    total = binary_entropy(probs) if sigmoid else entropy(probs)
+    between = (total - mean("total_uncertainty")).clamp_min(0)
+    data = mean("data_uncertainty").minimum(total)
+    model = total - data
+    return Prediction(
+        probs=probs,
+        clean_probs=mean("clean_probs"),
+        total_uncertainty=data + model,
+        data_uncertainty=data,
+        model_uncertainty=model,
+        latent_variance=mean("latent_variance"),
+        ood_score=mean("ood_score") + between,
+        member_uncertainty=(between + mean("member_uncertainty")).minimum(model),
+        num_points=torch.stack([member.num_points for member in members]).sum(0),
+    )

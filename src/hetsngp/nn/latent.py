@@ -1,4 +1,7 @@
-"""h → f: a linear layer, or a random-feature Gaussian process with a posterior."""
+"""h → f: a linear layer, or a random-feature Gaussian process with a posterior.
+
+With M members there are M functions of the same h: the logits of an input fill M rows, one after another.
+"""
 
 from __future__ import annotations
 
@@ -31,20 +34,36 @@ class Kernel:
     orthogonal: bool = True
 
 
+def member_rows(outputs: Tensor, members: int) -> Tensor:
+    """(B, M·K) → (B·M, K)."""
+    return outputs if members == 1 else outputs.reshape(outputs.shape[0] * members, -1)
+
+
 class LinearLatent(nn.Module):
     """f = Wh + b, no doubt about it."""
 
     def __init__(
-        self, num_features: int, num_classes: int, *, generator: torch.Generator | None = None
+        self,
+        num_features: int,
+        num_classes: int,
+        *,
+        members: int = 1,
+        generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        self.linear = seeded_linear(num_features, num_classes, generator)
+        self.members = members
+        self.linear = seeded_linear(num_features, members * num_classes, generator)
 
     def forward(self, h: Tensor, *, posterior: bool) -> LatentNormal:
-        """(B, D) → f: mean (B, K), zero variance."""
+        """(B, D) → f: mean (B·M, K), zero variance."""
         bias = self.linear.bias.to(h)
-        mean = F.linear(h, self.linear.weight.to(h), bias)
+        mean = member_rows(F.linear(h, self.linear.weight.to(h), bias), self.members)
         return LatentNormal(mean, torch.zeros_like(mean))
+
+    @property
+    def readout(self) -> Tensor:
+        """What features are multiplied with to give logits: (D, M·K)."""
+        return self.linear.weight.mT
 
     def familiarity(self, h: Tensor) -> Tensor:
         """(B, D) → (B,): a linear layer knows no distance, so everything is familiar."""
@@ -60,6 +79,8 @@ class RandomFeatureGP(nn.Module):
 
     With ``length_scale`` None, ℓ is the running median distance of training features. Sine–cosine pairs by
     default: ‖φ‖ = a for every input, where the paper's cosines give the prior variance only on average.
+    Members have a β each and share φ, and with it the posterior covariance: that of the curvature averaged
+    over members, who are exchangeable.
     """
 
     frequencies: Tensor
@@ -73,10 +94,12 @@ class RandomFeatureGP(nn.Module):
         *,
         posterior: str = "kronecker",
         link: str = "softmax",
+        members: int = 1,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         self.kernel = kernel
+        self.members = members
         m = kernel.random_features
         self.normalizer = FeatureNormalizer(num_features, kernel.normalization)
         draw = features.orthogonal_frequencies if kernel.orthogonal else features.gaussian_frequencies
@@ -85,7 +108,7 @@ class RandomFeatureGP(nn.Module):
         if kernel.features == "cosine":
             self.register_buffer("phases", 2 * math.pi * torch.rand(m, generator=generator))
         std = INITIAL_LOGIT_STD / kernel.amplitude
-        self.beta = nn.Parameter(torch.randn(m, num_classes, generator=generator) * std)
+        self.beta = nn.Parameter(torch.randn(m, members * num_classes, generator=generator) * std)
         self.posterior = POSTERIOR_TYPES[posterior](num_classes, m, link)
 
     @property
@@ -106,17 +129,22 @@ class RandomFeatureGP(nn.Module):
         return self.kernel.amplitude * phi
 
     def mean(self, phi: Tensor) -> Tensor:
-        """û = φᵀβ̂: (B, m) → (B, K)."""
-        return phi @ self.beta.to(phi)
+        """û = φᵀβ̂: (B, m) → (B·M, K)."""
+        return member_rows(phi @ self.beta.to(phi), self.members)
+
+    @property
+    def readout(self) -> Tensor:
+        """What features are multiplied with to give logits: (m, M·K)."""
+        return self.beta
 
     def forward(self, h: Tensor, *, posterior: bool) -> LatentNormal:
-        """(B, D) → f; without ``posterior`` the variance is zero, as in training (MAP)."""
+        """(B, D) → f of B·M rows; without ``posterior`` the variance is zero, as in training (MAP)."""
         phi = self.features(h)
         mean = self.mean(phi)
         if not posterior:
             return LatentNormal(mean, torch.zeros_like(mean))
         var, factor = self.posterior.covariance(phi)
-        return LatentNormal(mean, var, factor)
+        return LatentNormal(mean, var, factor).repeated(self.members)
 
     def familiarity(self, h: Tensor) -> Tensor:
         """(B, D) → (B,) in [0, 1]: how far the training inputs have narrowed the prior here."""

@@ -1,4 +1,8 @@
-"""f → u: input-dependent label noise, as modules."""
+"""f → u: input-dependent label noise, as modules.
+
+Every kind maps h to the variance of a diagonal part and the factor of the rest. With M members each has a
+noise of its own: B·M rows, as the latents have.
+"""
 
 from __future__ import annotations
 
@@ -10,59 +14,126 @@ from torch import Tensor, nn
 
 from hetsngp.functional import noise as functional
 from hetsngp.functional.features import clip_length
+from hetsngp.nn.latent import LinearLatent, RandomFeatureGP, member_rows
 from hetsngp.nn.normalization import FeatureNormalizer
-from hetsngp.types import Factor
+from hetsngp.types import AnyFactor
 
 # Features longer than this many times the typical length are read at that length: the noise is learned
 # on the data and held constant beyond it, or it would grow without bound and drown the GP far away.
 LONGEST = 2.0
 # Standard deviation of V(x) at initialisation, small against the logits to come.
 INITIAL_STD = 0.1
+# d starts where V does: softplus(−2) ≈ 0.13.
+INITIAL_DIAGONAL = -2.0
 
 
-class LowRankNoise(nn.Module):
-    """Σ(x) = VVᵀ + diag(d²), V (K, R) and d (K,) affine in the standardised h (d through softplus)."""
+class Noise(nn.Module):
+    """Base: what the heads of the noise read, and how they start."""
 
-    def __init__(
-        self, num_features: int, num_classes: int, rank: int, *, generator: torch.Generator | None = None
-    ) -> None:
+    def __init__(self, num_features: int, rank: int, members: int) -> None:
         super().__init__()
-        self.rank = rank
+        self.rank, self.members = rank, members
         # Typical length one: an SGD step moves V(x) by lr·‖z‖², and noise that is learned faster than the
         # mean explains the labels away.
         self.length, self.longest = math.sqrt(num_features), LONGEST
         self.normalizer = FeatureNormalizer(num_features, "rms")
-        self.diagonal = nn.Linear(num_features, num_classes)
-        self._make_factor(num_features, num_classes, generator)
+
+    def _start(self, generator: torch.Generator | None) -> None:
         for layer in (m for m in self.modules() if isinstance(m, nn.Linear)):
             nn.init.normal_(layer.weight, std=INITIAL_STD, generator=generator)
             nn.init.zeros_(layer.bias)
-        # d starts where V does: softplus(−2) ≈ 0.13.
-        nn.init.constant_(self.diagonal.bias, -2.0)
+        assert isinstance(self.diagonal, nn.Linear)
+        nn.init.constant_(self.diagonal.bias, INITIAL_DIAGONAL)
+
+    def _standardised(self, h: Tensor) -> Tensor:
+        return clip_length(self.normalizer(h) / self.length, self.longest)
+
+    def forward(self, h: Tensor, latent: LinearLatent | RandomFeatureGP) -> tuple[Tensor, AnyFactor]:
+        """h (B, D), and the latent whose logits are noisy → d² (B·M, K) and a factor."""
+        raise NotImplementedError
+
+
+class LowRankNoise(Noise):
+    """Σ(x) = VVᵀ + diag(d²), V (K, R) and d (K,) affine in the standardised h (d through softplus)."""
+
+    def __init__(
+        self,
+        num_features: int,
+        num_classes: int,
+        rank: int,
+        *,
+        members: int = 1,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(num_features, rank, members)
+        self.diagonal = nn.Linear(num_features, members * num_classes)
+        self._make_factor(num_features, num_classes, generator)
+        self._start(generator)
 
     def _make_factor(self, num_features: int, num_classes: int, generator: torch.Generator | None) -> None:
-        self.factor = nn.Linear(num_features, num_classes * self.rank)
+        self.factor = nn.Linear(num_features, self.members * num_classes * self.rank)
 
-    def _factor(self, z: Tensor) -> Factor:
-        return functional.low_rank_factor(_affine(self.factor, z), self.rank)
+    def _factor(self, z: Tensor) -> AnyFactor:
+        return functional.low_rank_factor(member_rows(_affine(self.factor, z), self.members), self.rank)
 
-    def forward(self, h: Tensor) -> tuple[Tensor, Factor]:
-        """(B, D) → d² (B, K) and the factor V(x)."""
-        z = clip_length(self.normalizer(h) / self.length, self.longest)
-        return functional.diagonal_variance(_affine(self.diagonal, z)), self._factor(z)
+    def forward(self, h: Tensor, latent: LinearLatent | RandomFeatureGP) -> tuple[Tensor, AnyFactor]:
+        z = self._standardised(h)
+        raw = member_rows(_affine(self.diagonal, z), self.members)
+        return functional.diagonal_variance(raw), self._factor(z)
 
 
 class ParameterEfficientNoise(LowRankNoise):
-    """V(x) = v(x)1ᵀ ⊙ V₀ with v affine in h and V₀ (K, R) free: D·K + K·R parameters instead of D·K·R."""
+    """V(x) = v(x)1ᵀ ⊙ V₀ with v affine in h and V₀ (K, R) free: D·K + K·R parameters instead of D·K·R.
+
+    Members have their own v and share V₀.
+    """
 
     def _make_factor(self, num_features: int, num_classes: int, generator: torch.Generator | None) -> None:
-        self.row = nn.Linear(num_features, num_classes)
+        self.row = nn.Linear(num_features, self.members * num_classes)
         self.basis = nn.Parameter(
             torch.randn(num_classes, self.rank, generator=generator) / math.sqrt(self.rank)
         )
 
-    def _factor(self, z: Tensor) -> Factor:
-        return functional.parameter_efficient_factor(_affine(self.row, z), self.basis.to(z))
+    def _factor(self, z: Tensor) -> AnyFactor:
+        row = member_rows(_affine(self.row, z), self.members)
+        return functional.parameter_efficient_factor(row, self.basis.to(z))
+
+
+class FeatureNoise(Noise):
+    """Noise on the features Φ that the logits are read from, after HET-XL: u = βᵀ(φ + ε), so that u − f has
+    the covariance βᵀΣ′(x)β. Σ′ = V′V′ᵀ + diag(d′²) with V′(x) = v(x)1ᵀ ⊙ V₀; v and d′ (m,) are affine in h:
+    2·D·m + m·R parameters, whatever the number of classes.
+
+    HET-XL puts it on the pre-logits h of a linear layer, which is what it does under a linear latent; its
+    V′(x) is unrestricted, D·m·R parameters. Both are in units of the features' typical size.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        noisy_features: int,
+        rank: int,
+        *,
+        unit: float | None = None,
+        members: int = 1,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """``noisy_features``: m; ``unit``: their typical size, None: the running size of h."""
+        super().__init__(num_features, rank, members)
+        self.unit = unit
+        self.diagonal = nn.Linear(num_features, noisy_features)
+        self.row = nn.Linear(num_features, noisy_features)
+        self.basis = nn.Parameter(torch.randn(noisy_features, rank, generator=generator) / math.sqrt(rank))
+        self._start(generator)
+
+    def forward(self, h: Tensor, latent: LinearLatent | RandomFeatureGP) -> tuple[Tensor, AnyFactor]:
+        z = self._standardised(h)
+        unit = self.normalizer.mean_square.sqrt().to(z) if self.unit is None else self.unit
+        std = unit * functional.diagonal_variance(_affine(self.diagonal, z)).sqrt()
+        row = unit * _affine(self.row, z)
+        readout = latent.readout.to(z).unflatten(1, (self.members, -1))
+        factor = functional.feature_factor(readout, std, row, self.basis.to(z))
+        return z.new_zeros(z.shape[0] * self.members, readout.shape[-1]), factor
 
 
 def _affine(layer: nn.Linear, z: Tensor) -> Tensor:
@@ -70,7 +141,8 @@ def _affine(layer: nn.Linear, z: Tensor) -> Tensor:
     return F.linear(z, layer.weight.to(z), layer.bias.to(z))
 
 
-NOISE_TYPES: dict[str, type[LowRankNoise]] = {
+CLASS_NOISES: dict[str, type[LowRankNoise]] = {
     "low_rank": LowRankNoise,
     "parameter_efficient": ParameterEfficientNoise,
 }
+"""Kinds whose parameters belong to classes."""

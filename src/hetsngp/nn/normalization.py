@@ -55,10 +55,10 @@ class FeatureNormalizer(nn.Module):
 
     @torch.no_grad()
     def _update(self, h: Tensor) -> None:
-        if h.shape[0] == 1:
-            return  # one row has no spread: as a first batch it would make the scale zero
-        self.steps += 1
-        weight = torch.clamp(1 / self.steps, min=self.momentum).to(h.dtype)
+        # Rows that are all alike have no spread: as a first batch they would make the scale zero.
+        varied = (h - h[:1]).abs().amax() > 1e-5 * h.abs().amax()
+        self.steps += varied
+        weight = torch.clamp(1 / self.steps.clamp_min(1), min=self.momentum).to(h.dtype) * varied
         self._move(self.mean, h.mean(0), weight)
         centred = h - self.mean.to(h)
         self._move(self.mean_square, centred.square().mean(), weight)

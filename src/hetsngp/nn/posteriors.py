@@ -7,14 +7,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hetsngp.functional import laplace
+from hetsngp.nn.precision import KeepsPrecision
 from hetsngp.types import Factor
 from hetsngp.validation import PosteriorNotFittedError
 
@@ -50,7 +50,7 @@ def _share_known(var: Tensor, phi: Tensor) -> Tensor:
     return (1 - var / phi.square().sum(-1)).clamp(0, 1)
 
 
-class Posterior(nn.Module):
+class Posterior(KeepsPrecision):
     """Base: buffers that stay in float32 or better, load in any shape, and a scale set by calibration."""
 
     name = "none"
@@ -75,7 +75,9 @@ class Posterior(nn.Module):
     def statistics(
         self, phi: Tensor, probs: Tensor, temperature: Tensor, weight: Tensor | None = None
     ) -> Statistics:
-        """The contribution of a batch: phi (B, m), noise-free probs (B, K), each ``weight`` (B,) times."""
+        """The contribution of a batch: phi (B, m), noise-free probs (B·M, K) of M members, whose curvature is
+        averaged; each example ``weight`` (B,) times.
+        """
         raise NotImplementedError
 
     def fit(self, total: Statistics, fisher: Tensor | None = None) -> None:
@@ -104,16 +106,6 @@ class Posterior(nn.Module):
             value = value.to(device=self.scale.device, dtype=self.scale.dtype).contiguous()
             setattr(self, name, value)
         self.fitted.fill_(True)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        def guarded(tensor: Tensor) -> Tensor:
-            out = fn(tensor)
-            if out.dtype in (torch.float16, torch.bfloat16):
-                # A variance is a small difference of large numbers: half precision would drown it.
-                return tensor.to(device=out.device, dtype=torch.float32)
-            return out
-
-        return super()._apply(guarded, recurse)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         for name, shape in self.shapes().items():
@@ -144,7 +136,7 @@ class ExactPosterior(Posterior):
     def statistics(
         self, phi: Tensor, probs: Tensor, temperature: Tensor, weight: Tensor | None = None
     ) -> Statistics:
-        weights = laplace.class_weights(probs, temperature)
+        weights = laplace.class_weights(probs, temperature).view(len(phi), -1, self.num_classes).mean(1)
         if weight is not None:
             weights = weights * weight.to(weights).unsqueeze(1)
         return Statistics(_count(phi, weight), laplace.class_grams(phi, weights), phi.new_zeros(0))
@@ -217,12 +209,21 @@ class KroneckerPosterior(Posterior):
         self, phi: Tensor, probs: Tensor, temperature: Tensor, weight: Tensor | None = None
     ) -> Statistics:
         sums = laplace.gram(_wide(phi), None if weight is None else _wide(weight))
-        return Statistics(_count(phi, weight), sums, self.fisher(probs, temperature, weight))
+        return Statistics(_count(phi, weight), sums, self.fisher(probs, temperature, weight, len(phi)))
 
-    def fisher(self, probs: Tensor, temperature: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Sum of output Hessians: (K, K), or its diagonal (K,) where only that is used."""
+    def fisher(
+        self, probs: Tensor, temperature: Tensor, weight: Tensor | None = None, examples: int | None = None
+    ) -> Tensor:
+        """Sum over examples of output Hessians: (K, K), or its diagonal (K,) where only that is used.
+
+        probs: (B·M, K), ``examples`` = B of them (None: all) with M members each, which are averaged.
+        """
+        members = 1 if examples is None else len(probs) // examples
         probs = _wide(probs)
         weight = None if weight is None else _wide(weight)
+        if members > 1:
+            ones = probs.new_ones(len(probs) // members)
+            weight = ((ones if weight is None else weight) / members).repeat_interleave(members)
         if self.diagonal:
             diagonal = laplace.class_weights(probs, temperature)
             return (diagonal if weight is None else diagonal * weight.unsqueeze(1)).sum(0)
@@ -230,10 +231,9 @@ class KroneckerPosterior(Posterior):
 
     def fit(self, total: Statistics, fisher: Tensor | None = None) -> None:
         mean = total.fisher / total.count if fisher is None else fisher
-        full = torch.diag(mean) if self.diagonal else mean
-        vectors, values, basis, gamma = laplace.kronecker_eigen(total.sums, full, diagonal=self.diagonal)
+        vectors, values, basis, gamma = laplace.kronecker_eigen(total.sums, mean)
         kept = {"vectors": vectors, "values": values, "basis": basis, "gamma": gamma}
-        self._store(**{name: kept[name] for name in self.shapes()})
+        self._store(**{name: value for name, value in kept.items() if value is not None})
 
     def _covariance(self, phi: Tensor) -> tuple[Tensor, Factor | None]:
         parts = (self.vectors.to(phi), self.values.to(phi), self.gamma.to(phi))

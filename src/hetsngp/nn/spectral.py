@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hetsngp.functional.spectral import conv_norm, linear_norm, soft_bound, start_vector, wide_dtype
 
 _BUFFERS = ("spectral_bound", "spectral_sigma", "spectral_v")
-_OPAQUE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # read inner weights without calling the layer
+OPAQUE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # read inner weights without calling the layer
 _CONV_OPTIONS = ("stride", "padding", "dilation", "groups", "padding_mode")
 _FIRST_ITERATIONS = 30  # σ to 1–2 % from a random start (error ~ log(n)/4k); then one a step keeps up
 
@@ -130,7 +130,7 @@ def bound_spectrally(module: nn.Module, bound: float) -> list[str]:
     """
     if not 0 < bound < float("inf"):
         raise ValueError(f"the spectral bound must be positive and finite (0.95, or 6 for CNNs), got {bound}")
-    hidden = {inner for outer in module.modules() if isinstance(outer, _OPAQUE) for inner in outer.modules()}
+    hidden = {inner for outer in module.modules() if isinstance(outer, OPAQUE) for inner in outer.modules()}
     found = {name: layer for name, layer in module.named_modules() if layer not in hidden}
     for name, layer in found.items():
         if getattr(layer, "cls_to_become", None) in _BOUNDED:

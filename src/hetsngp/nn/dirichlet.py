@@ -1,0 +1,166 @@
+"""The Posterior Network's head (Charpentier et al. 2020): a density for each class says how much evidence it
+has, and the evidence is a Dirichlet. h → z → α → p.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hetsngp.functional import dirichlet
+from hetsngp.nn.flows import ClassFlows
+from hetsngp.nn.heads import Head, Link
+from hetsngp.nn.linear import seeded_linear
+from hetsngp.nn.precision import KeepsPrecision
+from hetsngp.types import Prediction
+from hetsngp.validation import check_class_labels
+
+# log q is of z in units of e^(1/2) standard deviations, which multiplies a density by e^(L/2): as much as a
+# Gaussian falls off by at a typical distance, √L. In units of one standard deviation the evidence starts so
+# low that small tables are not learned; in larger ones than this it starts so high that nothing makes the
+# densities gather around the data (docs/decisions.md).
+LOG_UNIT = 0.5
+# Evidence of e⁵⁰ ≈ 5·10²¹ examples is certainty, and its square still a number.
+MOST_LOG_EVIDENCE = 50.0
+
+
+class LatentNorm(nn.BatchNorm1d):
+    """BatchNorm that takes a single row in training too, by its running statistics."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """z: (B, L) → (B, L)."""
+        if self.training and input.shape[0] == 1:
+            mean, var = self.running_mean, self.running_var
+            return F.batch_norm(input, mean, var, self.weight, self.bias, False, 0.0, self.eps)
+        return super().forward(input)
+
+
+class DirichletHead(KeepsPrecision, Head):
+    """α_c = 1 + (N_c·q(z|c))^(1/τ), p ~ Dir(α), z = BatchNorm(Wh + b) in a few dimensions.
+
+    q is a normalising flow for each class, so that evidence cannot be everywhere; N_c, the number of its
+    training examples, is what there is to distribute. τ = 1 is the paper; calibration moves it.
+    """
+
+    counts: Tensor
+    counted: Tensor
+
+    def __init__(
+        self,
+        num_features: int,
+        num_classes: int,
+        link: Link,
+        *,
+        latent_dim: int = 6,
+        flow_layers: int = 8,
+        entropy_weight: float = 1e-5,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(num_classes, link, temperature)
+        self.entropy_weight = entropy_weight
+        self.projection = seeded_linear(num_features, latent_dim, generator)
+        self.norm = LatentNorm(latent_dim)
+        self.flows = ClassFlows(num_classes, latent_dim, flow_layers, generator=generator)
+        self.register_buffer("counts", torch.ones(num_classes))
+        self.register_buffer("counted", torch.tensor(False))
+        self._counted = False  # the same, for asking it at every step without waiting for a GPU
+
+    def spread_counts(self, total: float) -> None:
+        self.counts.fill_(total / self.num_classes)
+
+    @property
+    def class_counts(self) -> Tensor | None:
+        return self.counts if self._counted else None
+
+    @property
+    def wants_class_counts(self) -> bool:
+        return not self._counted
+
+    def set_class_counts(self, counts: Tensor) -> None:
+        self.counts.copy_(counts)
+        self.counted.fill_(True)
+        self._counted = True
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self._counted = bool(state_dict.get(prefix + "counted", self._counted))
+
+    # --- the road ---------------------------------------------------------------------------------------
+
+    def log_evidence(self, h: Tensor) -> Tensor:
+        """log N_c + log q(z | c): (B, D) → (B, K). A class without examples has none."""
+        h = h.to(self.counts.dtype)
+        return self.log_density(self.norm(self.projection(h))) + self.counts.log()
+
+    def log_density(self, z: Tensor) -> Tensor:
+        """log q(z | c) of z = BatchNorm(Wh + b), in its unit: (B, L) → (B, K)."""
+        log_density: Tensor = self.flows(z) + z.shape[-1] * LOG_UNIT
+        return log_density
+
+    def concentration(self, log_evidence: Tensor, temperature: Tensor) -> Tensor:
+        """α ≥ 1: (B, K), in float64 where there is one."""
+        wide = log_evidence if log_evidence.device.type == "mps" else log_evidence.double()
+        return 1 + (wide / temperature.to(wide)).clamp_max(MOST_LOG_EVIDENCE).exp()
+
+    def _mode_concentration(self, h: Tensor) -> Tensor:
+        temperature = self.training_temperature if self.training else self.mode_temperature
+        return self.concentration(self.log_evidence(h), temperature)
+
+    def undecayed_parameters(self) -> list[nn.Parameter]:
+        return [*self.norm.parameters(), *self.flows.parameters()]
+
+    # --- training ---------------------------------------------------------------------------------------
+
+    def nll(self, h: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """E_p[−log p_y] − λ·H(Dir(α)), the UCE loss with its regulariser, λ = ``entropy_weight``: (B,)."""
+        y = check_class_labels(y, self.num_classes, h.shape[0])
+        alpha = self._mode_concentration(h)
+        loss = dirichlet.uncertain_cross_entropy(alpha, y)
+        if self.entropy_weight:
+            loss = loss - self.entropy_weight * dirichlet.differential_entropy(alpha)
+        return loss.to(h.dtype)
+
+    def log_probs(self, h: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        return dirichlet.mean(self._mode_concentration(h)).log().to(h.dtype)
+
+    # --- prediction -------------------------------------------------------------------------------------
+
+    def probs(
+        self, h: Tensor, *, num_samples: int | None = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        return dirichlet.mean(self.concentration(self.log_evidence(h), self.temperature)).to(h.dtype)
+
+    def predict(
+        self, h: Tensor, *, num_samples: int | None = None, generator: torch.Generator | None = None
+    ) -> Prediction:
+        """Data uncertainty is E_p[H(p)], model uncertainty I(y; p), all in closed form.
+
+        ``ood_score`` is −log of the evidence of all classes together: the model uncertainty stops growing
+        where the evidence is gone, the density goes on falling.
+        """
+        log_evidence = self.log_evidence(h)
+        alpha = self.concentration(log_evidence, self.temperature)
+        probs = dirichlet.mean(alpha)
+        model = dirichlet.mutual_information(alpha).to(h.dtype)
+        data = dirichlet.expected_entropy(alpha).to(h.dtype)
+        return Prediction(
+            probs=probs.to(h.dtype),
+            clean_probs=probs.to(h.dtype),
+            total_uncertainty=data + model,
+            data_uncertainty=data,
+            model_uncertainty=model,
+            latent_variance=dirichlet.latent_variance(alpha).to(h.dtype),
+            ood_score=-log_evidence.logsumexp(-1).to(h.dtype),
+            member_uncertainty=torch.zeros_like(model),
+            num_points=torch.zeros_like(model, dtype=torch.long),
+        )
+
+    # --- calibration ------------------------------------------------------------------------------------
+
+    def held_out_nll(self, h: Tensor, y: Tensor, temperature: Tensor, *, posterior: bool) -> Tensor:
+        log_probs = dirichlet.mean(self.concentration(self.log_evidence(h), temperature)).log()
+        return -log_probs.gather(1, y.unsqueeze(1)).squeeze(1).to(h.dtype)

@@ -1,0 +1,101 @@
+"""Methods are known from one table: no other code names them, and a new one needs only its recipe."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.contract import toy
+
+import hetsngp
+from hetsngp import recipes
+from hetsngp.nn.heads import Head
+from hetsngp.parts import Parts
+
+SRC = Path(hetsngp.__file__).parent
+
+
+def _strings(tree: ast.AST) -> Iterator[ast.Constant]:
+    """String constants that are no docstrings and no defaults of parameters."""
+    skipped: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            skipped.add(id(node.value))
+        if isinstance(node, ast.arguments):
+            skipped |= {id(default) for default in (*node.defaults, *node.kw_defaults) if default is not None}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
+            yield node
+
+
+def test_no_other_code_names_a_method() -> None:
+    package = {"hetsngp"}  # the name of the library itself, and of the artifact's format
+    named = [
+        f"{path.relative_to(SRC)}:{node.lineno} {node.value!r}"
+        for path in SRC.rglob("*.py")
+        for node in _strings(ast.parse(path.read_text(encoding="utf-8")))
+        if node.value in set(recipes.METHODS) - package
+    ]
+    assert named == []
+
+
+def test_every_recipe_is_short_and_has_a_title() -> None:
+    tree = ast.parse((SRC / "recipes.py").read_text(encoding="utf-8"))
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    for name, entry in recipes.METHODS.items():
+        function = functions[name]
+        assert function.end_lineno is not None
+        assert function.end_lineno - function.lineno < 15, name
+        assert entry.title
+        assert entry.compose.__doc__
+
+
+@pytest.fixture
+def ninth() -> Iterator[str]:
+    """A method as CONTRIBUTING.md says how to add one."""
+
+    @recipes.method("SNGP + MIMO")
+    def sngp_mimo(parts: Parts) -> Head:
+        """M inputs, M SNGP heads, one backbone."""
+        return recipes.sngp(parts.for_members())
+
+    yield sngp_mimo.__name__
+    del recipes.METHODS[sngp_mimo.__name__]
+
+
+def test_a_new_method_needs_only_its_recipe(ninth: str, tmp_path: Path) -> None:
+    x, y = toy.blobs(3, 20)
+    model = toy.build(ninth)
+    losses = toy.descend(model, x, y, 30)
+    assert losses[-1] < 0.5 * losses[0]
+    hetsngp.fit_posterior(model, toy.loader(x, y))
+    prediction = model.predict(x)
+    assert (prediction.labels == y).float().mean() > 0.9
+    assert torch.equal(prediction.probs, prediction.clean_probs)  # no noise model, unlike hetsngp_mimo
+    assert (prediction.function_uncertainty > 0).any()
+    hetsngp.save(hetsngp.Ensemble([model, toy.trained("hetsngp")]), tmp_path / "both")
+    assert toy.same_bits(hetsngp.load(tmp_path / "both").members[0].predict(x), prediction)
+
+
+def test_a_new_method_is_in_the_estimator_the_demo_and_the_command_line(
+    ninth: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sklearn")
+    pytest.importorskip("typer")
+    from typer.testing import CliRunner
+
+    from hetsngp.cli import make_app
+
+    x, y = toy.blobs(3, 20)
+    small: dict[str, Any] = {"width": 16, "depth": 1, "random_features": 32, "epochs": 2}
+    clf = hetsngp.HetSNGPClassifier(ninth, random_state=0, **small).fit(x.numpy(), y.numpy())
+    assert clf.model_.config["method"] == ninth
+    command = ["demo", "--methods", ninth, "--tasks", "two_moons", "--epochs", "1", "--jobs", "1"]
+    result = CliRunner().invoke(make_app(), [*command, "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert ninth in result.output
+    assert (tmp_path / "two_moons.png").stat().st_size > 10_000
