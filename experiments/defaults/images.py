@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 import hetsngp
 from hetsngp.nn.backbones.wide_resnet import WideResNet
+from hetsngp.nn.inputs import widen_inputs
 from hetsngp.nn.latent import RandomFeatureGP
 from hetsngp.nn.posteriors import POSTERIOR_TYPES
 
@@ -43,7 +44,13 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "amplitude5": ("hetsngp", {**GP, "amplitude": 5.0}),
     "bound6": ("hetsngp", {**GP, "spectral_bound": 6.0}),
     "bound3": ("hetsngp", {**GP, "spectral_bound": 3.0}),
+    "feature": ("hetsngp", {**GP, "noise": "feature"}),
+    "posterior_network": ("posterior_network", {}),
+    "mimo": ("mimo", {"batch_repetition": 4}),
+    "mimo_parted": ("mimo", {"batch_repetition": 4}),
+    "hetsngp_mimo_parted": ("hetsngp_mimo", {**GP, "batch_repetition": 4}),
 }
+PARTED = "_parted"  # not only tiled: random differences that cancel make the inputs unlike from the start
 PAD, SIDE, CLASSES = 4, 32, 100
 GUESS_S = 45.0  # a run's cost before one has been timed
 LIBRARY = source_digest(Path(hetsngp.__file__).parent)  # of the code that was imported, not of later edits
@@ -153,7 +160,16 @@ def train(config: str, seed: int, data: Data, settings: Settings, compiled: bool
     on_device = torch.Generator(device).manual_seed(seed)
     method, options = CONFIGS[config]
     backbone = WideResNet(settings.depth, settings.width, generator=host)
-    options = {**options, "random_features": settings.random_features, "dataset_size": len(data.train)}
+    if config.endswith(PARTED):
+        widen_inputs(backbone, 3)  # so that build finds it done
+        weight = backbone.stem.weight.detach()
+        noise = torch.randn(3, len(weight), 3, *weight.shape[2:], generator=host)
+        size = weight.square().mean().sqrt() * 3 / math.sqrt(3)  # independent inputs come out as one did
+        parts = torch.cat(list(noise - noise.mean(0)), 1)
+        backbone.stem.weight = nn.Parameter(weight + size * parts)
+    counts = torch.bincount(data.train_labels.cpu(), minlength=CLASSES).tolist()
+    options = {**options, "random_features": settings.random_features, "class_counts": counts}
+    options["dataset_size"] = len(data.train)
     model = hetsngp.build(method, backbone, CLASSES, generator=host, **options).to(device).train()
     model.backbone.to(memory_format=torch.channels_last)
     if compiled:
@@ -220,7 +236,7 @@ def run(config: str, seed: int, data: Data, settings: Settings, args: argparse.N
     images = {"train": data.train[:, PAD:-PAD, PAD:-PAD], "held_out": data.held_out, **data.out}
     h = {name: features(trained, part) for name, part in images.items()}
     model = hetsngp.Classifier(nn.Identity(), trained.head, num_features=trained.num_features)
-    temperature, latent = float(trained.temperature), trained.head.latent
+    temperature, latent = float(trained.temperature), getattr(trained.head, "latent", None)
     bounded = [layer for layer in trained.backbone.modules() if hasattr(layer, "spectral_sigma")]
     gaussian_process = isinstance(latent, RandomFeatureGP)
     posteriors = {}
