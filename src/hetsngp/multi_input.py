@@ -59,10 +59,19 @@ class MultiInput(Classifier):
     def _enter(self, x: Any, *, stacked: bool) -> Tensor:
         inputs = self.inputs
         if stacked:
-            dim = 1 if inputs.dim == 1 or x.dim() < 3 else -1
-            x = torch.cat(x.chunk(inputs.num_inputs), dim)
+            x = torch.cat(x.chunk(inputs.num_inputs), self._channels(x))
         with inputs.distinct(stacked=stacked):
             return self._features(x)
+
+    def _channels(self, x: Tensor) -> int:
+        """The dimension of x that inputs stand along, to arrive side by side at the widened layer: the
+        channels, which stay together when an image is flattened; of a sequence of features the last.
+        """
+        found = widened_module(self.backbone)
+        assert found is not None
+        layer, stack = found
+        sequence = isinstance(layer, nn.Linear) and layer.in_features == stack.num_inputs * x.shape[-1]
+        return -1 if sequence else 1
 
     def _first_features(self, x: Any, rows: int) -> Tensor:
         found = widened_module(self.backbone)

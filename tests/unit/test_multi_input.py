@@ -1014,10 +1014,28 @@ class RemembersTheBatch(nn.Module):
         return torch.cat([self.token.expand(rows, -1, -1), tokens], 1).mean(1)
 
 
-def test_a_backbone_that_reads_the_number_of_rows_first_is_given_them_side_by_side() -> None:
-    original = RemembersTheBatch()
+class FlattensByRows(nn.Module):
+    num_features = 8
+
+    def __init__(self, columns: int, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.body, self.shape = nn.Linear(columns, 8), shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        return self.body(x.reshape(rows, *self.shape)).reshape(rows, -1, 8).mean(1)
+
+
+@pytest.mark.parametrize(
+    "original",
+    [RemembersTheBatch(), FlattensByRows(192, (-1,)), FlattensByRows(8, (24, -1))],
+    ids=["convolution", "flattened", "sequence"],
+)
+def test_a_backbone_that_reads_the_number_of_rows_first_is_given_them_side_by_side(original: Any) -> None:
     model = hetsngp.build("mimo", copy.deepcopy(original), num_classes=3)
     x, y = torch.randn(6, 3, 8, 8), torch.tensor([0, 1, 2, 0, 1, 2])
+    if getattr(original, "shape", ()) == (24, -1):
+        x = x.reshape(6, 24, 8)
     torch.testing.assert_close(model.backbone(x), original(x))
     order = model._partners(6, seed(4))
     loss = model.loss(x, y, generator=seed(4))
