@@ -158,7 +158,7 @@ def test_sigmoid_split_against_a_grid() -> None:
 
 @pytest.mark.parametrize(("classes", "outer"), [(3, 512), (20, 256), (100, 64), (1000, 32)])
 def test_members_share_the_outer_points(classes: int, outer: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An M-th each, but 64 at least (or all there are): averaging does not remove the bias of few."""
+    """An M-th each, but 16 at least (or all there are): averaging does not remove the bias of few."""
     counts: list[int] = []
 
     def recorded(utility: UtilityNormal, count: int, *, seed: int) -> torch.Tensor:
@@ -170,7 +170,7 @@ def test_members_share_the_outer_points(classes: int, outer: int, monkeypatch: p
     for members in (1, 2, 4, 100):
         counts.clear()
         model_uncertainty(gaussian(1, classes, 1.0, 0), zero_mean(1, classes, 1.0, 1), probs, members=members)
-        assert counts[0] == max(outer // members, min(64, outer))
+        assert counts[0] == max(outer // members, min(16, outer))
 
 
 def test_the_mean_over_members_against_nested_grids() -> None:

@@ -174,12 +174,14 @@ def softmax_probs(
     seed: int = 0,
     target_error: float = TARGET_ERROR,
     max_points: int = MAX_POINTS,
+    first: int = FIRST,
 ) -> tuple[Tensor, Tensor]:
     """E softmax(u): probabilities (B, K) and the number of points each row took (B,).
 
     With ``num_samples`` None the number follows from the width of the noise: eight independent
     randomisations run side by side, their spread estimates the standard error of every probability, and a
     row stops when three times its largest is below ``target_error``. Rows do not influence each other.
+    ``first``: points that each randomisation begins with.
 
     >>> wide = UtilityNormal(torch.zeros(1, 4), torch.full((1, 4), 25.0))
     >>> probs, points = softmax_probs(wide)
@@ -209,12 +211,19 @@ def softmax_probs(
                 sums = replicate_sums(part, points, 0, num_samples, 1, controlled=controlled)[:, 0]
                 probs[rows], spent[rows] = sums / num_samples, num_samples
             else:
-                probs[rows], spent[rows] = _adaptive(part, points, target_error, max_points, controlled)
+                probs[rows], spent[rows] = _adaptive(
+                    part, points, target_error, max_points, controlled, first
+                )
     return probs.clamp_min_(0), spent
 
 
 def _adaptive(
-    utility: UtilityNormal, points: Points, target_error: float, max_points: int, controlled: bool
+    utility: UtilityNormal,
+    points: Points,
+    target_error: float,
+    max_points: int,
+    controlled: bool,
+    first: int,
 ) -> tuple[Tensor, Tensor]:
     """Double the points of every row until its estimated error meets the target, or they run out."""
     batch, classes = utility.mean.shape
@@ -222,7 +231,7 @@ def _adaptive(
     spent = torch.zeros(batch, dtype=torch.long, device=probs.device)
     active = torch.arange(batch, device=probs.device)
     sums = probs.new_zeros(batch, REPLICATES, classes)
-    done, size = 0, FIRST
+    done, size = 0, first
     while len(active):
         part = utility.rows(active)
         sums = sums + replicate_sums(part, points, done, size, REPLICATES, controlled=controlled)

@@ -22,7 +22,7 @@ from hetsngp.types import Prediction, UtilityNormal
 # for an error near a hundredth of a nat (a few times that for wide posteriors over many classes). Without
 # noise the inner points go to the outer rule.
 NESTED = {8: (512, 64), 32: (256, 32), 128: (64, 32), 10**9: (32, 16)}
-MOST_OUTER, LEAST_OUTER = 4096, 64
+MOST_OUTER, LEAST_OUTER = 4096, 16
 CHUNK = 2**20
 
 

@@ -213,8 +213,14 @@ class GaussianHead(Head):
         """How to integrate one member: errors of M members average out, so that each needs an M-th."""
         count = self.link.num_samples if num_samples is None else num_samples
         count = None if count is None else math.ceil(count / self.num_members)
-        target = functional.TARGET_ERROR * math.sqrt(self.num_members)
-        return {"num_samples": count, "sampler": self.link.sampler, "seed": seed, "target_error": target}
+        return {
+            "num_samples": count,
+            "sampler": self.link.sampler,
+            "seed": seed,
+            "target_error": functional.TARGET_ERROR * math.sqrt(self.num_members),
+            # A power of two, which a Sobol net likes.
+            "first": max(2, 2 ** math.floor(math.log2(functional.FIRST / self.num_members))),
+        }
 
     def probs(
         self, h: Tensor, *, num_samples: int | None = None, generator: torch.Generator | None = None
