@@ -91,15 +91,14 @@ class MultiInput(Classifier):
                 except (RuntimeError, ValueError, TypeError, IndexError) as error:
                     problem = problem or error
                     continue
-                if h.shape[0] == rows and (not isinstance(found[0], LAYERS) or called[0] is found[0]):
+                if h.shape[0] == rows and (not isinstance(found[0], LAYERS) or called[:1] == [found[0]]):
                     self._entrance = stacked
                     return h
         finally:
             for handle in handles:
                 handle.remove()
-        if isinstance(
-            problem, ValueError | TypeError
-        ):  # what it returned, or was given, is wrong as it stands
+        # What it was given, or returned, is wrong as it stands.
+        if isinstance(problem, ValueError | TypeError):
             raise problem
         raise RuntimeError(
             f"the backbone did not take {self.head.num_members} inputs at once: the layer that was widened "

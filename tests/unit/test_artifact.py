@@ -48,6 +48,11 @@ def config_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "config.json").read_text())
 
 
+def name_of_change(value: Any) -> str:
+    """An id for a parametrised change of the config."""
+    return "-".join(f"{k}={str(v)[:14]}" for k, v in value.items()) if isinstance(value, dict) else ""
+
+
 def edit(folder: Path, **changes: Any) -> None:
     """Set entries of the config; ``members__0__model`` means config["members"][0]["model"]."""
     config = config_of(folder)
@@ -512,9 +517,7 @@ def test_weights_may_not_be_an_absolute_path(saved: Path) -> None:
         ({"model": 3}, "does not describe a model"),
         ({"sha256": None}, "checksum"),
     ],
-    ids=lambda value: (
-        "-".join(f"{k}={str(v)[:14]}" for k, v in value.items()) if isinstance(value, dict) else ""
-    ),
+    ids=name_of_change,
 )
 def test_configs_that_lie(saved: Path, change: dict[str, Any], word: str) -> None:
     edit(saved, **change)

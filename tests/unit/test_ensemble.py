@@ -22,6 +22,7 @@ from tests.unit.test_artifact import (
     config_of,
     edit,
     leftovers,
+    name_of_change,
     refused,
     replace_weights,
     weights_of,
@@ -444,9 +445,7 @@ def test_tensors_that_are_not_those_of_the_members(
         ({"version": 2}, "reads version 1"),
         ({"sha256": None}, "checksum"),
     ],
-    ids=lambda value: (
-        "-".join(f"{k}={str(v)[:14]}" for k, v in value.items()) if isinstance(value, dict) else ""
-    ),
+    ids=name_of_change,
 )
 def test_configs_that_lie(saved: Path, change: dict[str, Any], word: str) -> None:
     edit(saved, **change)

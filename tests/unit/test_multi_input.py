@@ -511,7 +511,7 @@ def test_hetsngp_mimo_bounds_the_operator_of_all_inputs_together(
             layer.bounded_weight(joint[1:])
     model.eval()
     norm = torch.linalg.matrix_norm(matrix(layer, joint), 2).item()
-    bound = bound if isinstance(net, ResidualMLP) else bound / math.sqrt(M)  # of all inputs together
+    bound = bound / math.sqrt(M)  # of all inputs together
     assert 0.99 * bound < norm < 1.01 * bound
     layer.spectral_sigma.zero_()  # not measured: the weight as it is
     assert torch.linalg.matrix_norm(matrix(layer, joint), 2).item() > 1.5 * bound
@@ -1037,10 +1037,17 @@ def test_a_backbone_that_reads_the_number_of_rows_first_is_given_them_side_by_si
     if getattr(original, "shape", ()) == (24, -1):
         x = x.reshape(6, 24, 8)
     torch.testing.assert_close(model.backbone(x), original(x))
+    layer = next(m for m in model.backbone.modules() if isinstance(m, nn.Linear | nn.Conv2d))
+    nn.init.normal_(layer.weight)  # equal parts would hide an exchange of inputs
     order = model._partners(6, seed(4))
     loss = model.loss(x, y, generator=seed(4))
-    # The inputs enter by a linear map, so that the joint features are the mean of the single ones.
-    h = torch.stack([original(x[rows]) for rows in order]).mean(0)
+    # The map is affine: each input goes by its own part of the weight, through the original network.
+    constant = original(torch.zeros_like(x))
+    h = constant
+    for rows, part in zip(order, layer.weight.detach().chunk(3, 1), strict=True):
+        alone = copy.deepcopy(original)
+        next(m for m in alone.modules() if isinstance(m, nn.Linear | nn.Conv2d)).weight = nn.Parameter(part)
+        h = h + alone(x[rows]) - constant
     logits = model.head.latent(h, posterior=False).mean
     expected = 3 * nn.functional.cross_entropy(logits, y[order.T.flatten()])
     torch.testing.assert_close(loss, expected)

@@ -60,8 +60,10 @@ class InputStack:
 class Widens(Protocol):
     """A network that knows how to take several inputs side by side."""
 
-    def widen_inputs(self, num_inputs: int, generator: torch.Generator | None) -> int | None:
-        """Make room for ``num_inputs`` inputs; the dimension of x they stand along, None: the last."""
+    def widen_inputs(self, num_inputs: int, generator: torch.Generator | None) -> Any:
+        """Make room for ``num_inputs`` inputs and return the dimension of x that they stand along (None: the
+        last), or NotImplemented, to have the first layer widened.
+        """
 
 
 def widened_module(backbone: nn.Module) -> tuple[nn.Module, InputStack] | None:
@@ -103,8 +105,8 @@ def widen_inputs(
                 f"num_members={num_inputs}"
             )
         return stack
-    if isinstance(backbone, Widens):
-        dim = backbone.widen_inputs(num_inputs, generator)
+    dim = backbone.widen_inputs(num_inputs, generator) if isinstance(backbone, Widens) else NotImplemented
+    if dim is not NotImplemented:
         stack = InputStack(num_inputs, -1 if dim is None else dim)
         backbone.register_forward_pre_hook(stack, with_kwargs=True)
         return stack

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hetsngp.nn.inputs import widen_layer, widened_isometry
+from hetsngp.nn.inputs import widened_isometry
 from hetsngp.nn.linear import seeded_linear
 
 
@@ -70,12 +70,15 @@ class ResidualMLP(nn.Module):
             self.embedding = seeded_linear(in_features, width, generator)
         self.blocks = nn.Sequential(*(ResidualMLPBlock(width, dropout, generator) for _ in range(depth)))
 
-    def widen_inputs(self, num_inputs: int, generator: torch.Generator | None) -> None:
-        """Take M inputs side by side: (B, M·in_features). M times the same x is still embedded as Qx."""
-        if self.embedding is None:
-            self.isometry = widened_isometry(self.isometry, num_inputs, generator)
-        else:
-            widen_layer(self.embedding, num_inputs)
+    def widen_inputs(self, num_inputs: int, generator: torch.Generator | None) -> Any:
+        """Take M inputs side by side: (B, M·in_features). M times the same x is still embedded as Qx.
+
+        NotImplemented for a trained embedding, which is widened as any first layer is.
+        """
+        if self.embedding is not None:
+            return NotImplemented
+        self.isometry = widened_isometry(self.isometry, num_inputs, generator)
+        return -1
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (B, in_features) → h: (B, width)."""
