@@ -3,7 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 from hetsngp.artifact import ArtifactError, load, save
+from hetsngp.conversion import Conversion, convert
 from hetsngp.ensemble import Ensemble
+from hetsngp.features import FeatureSet, extract_features, forget_features
+from hetsngp.frozen import fit_head
 from hetsngp.model import Classifier
 from hetsngp.multi_input import MultiInput
 from hetsngp.posterior import PosteriorReport, fit_posterior
@@ -20,7 +23,9 @@ __version__ = "0.1.0"
 __all__ = [
     "ArtifactError",
     "Classifier",
+    "Conversion",
     "Ensemble",
+    "FeatureSet",
     "LatentNormal",
     "MultiInput",
     "PosteriorNotFittedError",
@@ -29,7 +34,11 @@ __all__ = [
     "UtilityNormal",
     "build",
     "build_ensemble",
+    "convert",
+    "extract_features",
+    "fit_head",
     "fit_posterior",
+    "forget_features",
     "load",
     "save",
 ]

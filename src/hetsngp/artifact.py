@@ -72,7 +72,7 @@ def load(
     for i, part in enumerate(parts):
         with part.reading():
             given = backbone[i] if isinstance(backbone, Sequence) else backbone
-            networks.append(None if for_all and part.is_ours else given)
+            networks.append(None if for_all and part.is_known else given)
             outlines.append(part.outline(networks[i]))
     with whole.reading():
         if not alone:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hetsngp.nn.extractor import Features
 from hetsngp.nn.gaussian import GaussianHead
 from hetsngp.nn.heads import Head
 from hetsngp.nn.posteriors import MomentumPosterior
@@ -37,9 +38,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def to_device(x: Any, device: torch.device) -> Any:
-    """A batch on ``device``: a tensor, or a dict of them as Hugging Face's tokenizers give."""
-    if isinstance(x, dict):
+    """A batch on ``device``: a tensor, a dict of them as Hugging Face's tokenizers give, or a tuple."""
+    if isinstance(x, Mapping):
         return {name: to_device(value, device) for name, value in x.items()}
+    if isinstance(x, tuple | list):
+        return tuple(to_device(value, device) for value in x)
     return x.to(device) if hasattr(x, "to") else x
 
 
@@ -69,6 +72,8 @@ class Classifier(nn.Module):
         """How ``build`` made this model; what ``save`` writes."""
         self.calibration: dict[str, Any] | None = None
         """What ``fit_posterior`` chose, or None."""
+        self.conversion: Any = None
+        """What :func:`hetsngp.convert` found and did, if it made this model; not saved."""
         self._warned: set[str] = set()
         self._trained_since_fit = False
 
@@ -161,6 +166,13 @@ class Classifier(nn.Module):
 
     # --- pieces -----------------------------------------------------------------------------------------
 
+    def on_features(self) -> Classifier:
+        """The same head as a classifier of features h (B, D), for what went through the backbone before."""
+        features = Features(self.num_features)
+        view = Classifier(features, self.head, num_features=self.num_features, dataset_size=self.dataset_size)
+        view.calibration, view._trained_since_fit = self.calibration, self._trained_since_fit
+        return view
+
     def latent(self, h: Tensor) -> LatentNormal:
         """f at features h (B, D), under the fitted posterior; with members, the moments of their mixture."""
         check_features(h, self.num_features)
@@ -224,13 +236,12 @@ class Classifier(nn.Module):
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """Two groups for an optimiser: what has a prior of its own (β), or is a density's, is kept out of
-        weight decay, and marked as of natural size one.
+        weight decay, and marked as of natural size one. What is frozen is in neither.
         """
-        spared = self.head.undecayed_parameters()
+        spared = [p for p in self.head.undecayed_parameters() if p.requires_grad]
         known = {id(p) for p in spared}
-        groups = [
-            {"params": [p for p in self.parameters() if id(p) not in known], "weight_decay": weight_decay}
-        ]
+        rest = [p for p in self.parameters() if p.requires_grad and id(p) not in known]
+        groups: list[dict[str, Any]] = [{"params": rest, "weight_decay": weight_decay}]
         if spared:
             groups.append({"params": spared, "weight_decay": 0.0, "natural_size_one": True})
         return groups

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -106,6 +107,12 @@ class MultiInput(Classifier):
             "widen_inputs(num_inputs, generator) that returns the dimension of x the inputs stand along"
         ) from problem
 
+    def on_features(self) -> Classifier:
+        """Not to be had: the backbone sees M inputs together, so that no example has features of its own."""
+        raise TypeError(
+            "a model of several inputs at once has no features of single examples: train it as a whole"
+        )
+
     def _partners(self, rows: int, generator: torch.Generator | None) -> Tensor:
         """Which example is input m of each row: (M, B·r). Each example is each member's input r times."""
         own = torch.Generator().manual_seed(draw_seed(generator))
@@ -128,7 +135,7 @@ class MultiInput(Classifier):
 
 def _rows(x: Any) -> int:
     """Rows of a batch: of a tensor, or of the first one in a dict."""
-    if isinstance(x, dict):
+    if isinstance(x, Mapping):
         tensors = [value for value in x.values() if isinstance(value, Tensor) and value.dim() > 0]
         if tensors:
             return len(tensors[0])
@@ -141,6 +148,6 @@ def _rows(x: Any) -> int:
 
 def _pick(x: Any, rows: Tensor) -> Any:
     """Rows of a batch: a tensor, or a dict of them, in which what is no tensor stays as it is."""
-    if isinstance(x, dict):
+    if isinstance(x, Mapping):
         return {name: _pick(value, rows) for name, value in x.items()}
     return x[rows.to(x.device)] if isinstance(x, Tensor) and x.dim() > 0 else x

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hetsngp.nn.dirichlet import DirichletHead
+from hetsngp.nn.extractor import Extractor, Features
 from hetsngp.nn.gaussian import GaussianHead
 from hetsngp.nn.heads import Link
 from hetsngp.nn.inputs import InputStack, input_stack, tighten_for_tiles, widen_inputs, widened_module
@@ -35,12 +36,13 @@ class Parts:
     members: int = 1
 
     def bound_backbone(self) -> None:
-        """Bound the backbone spectrally, in place."""
+        """Bound the backbone spectrally, in place; of a converted network the features stay as they are, and
+        one that is frozen has nothing to bound.
+        """
         check_members(input_stack(self.backbone), self.members)
-        bound = self.options.spectral_bound
-        bound = DEFAULT_BOUND[kind_of(self.backbone)] if bound is None else bound
-        if bound is not None and bound != float("inf"):
-            fresh = bound_spectrally(self.backbone, bound)
+        bound = spectral_bound_for(self.backbone, self.options)
+        if bound is not None:
+            fresh = bound_spectrally(self.backbone, bound, keep=isinstance(self.backbone, Extractor))
             widened = widened_module(self.backbone)
             if widened is not None and any(self.backbone.get_submodule(n) is widened[0] for n in fresh):
                 tighten_for_tiles(widened[0], self.members)
@@ -116,6 +118,15 @@ class Parts:
         )
 
 
+def spectral_bound_for(backbone: nn.Module, options: Options) -> float | None:
+    """c for the layers of ``backbone``, None for no bound."""
+    if isinstance(backbone, Extractor) and backbone.frozen:
+        return None
+    bound = options.spectral_bound
+    bound = DEFAULT_BOUND[kind_of(backbone)] if bound is None else bound
+    return None if bound == float("inf") else bound
+
+
 def check_members(inputs: InputStack | None, members: int) -> None:
     """A backbone that was widened for several inputs has a head for each of them."""
     if inputs is not None and inputs.num_inputs != members:
@@ -127,7 +138,9 @@ def check_members(inputs: InputStack | None, members: int) -> None:
 
 def kind_of(backbone: nn.Module) -> str:
     """Kind of network the defaults depend on: "attention", "convolutional" or "mlp"."""
+    if isinstance(backbone, Features) and backbone.kind is not None:
+        return backbone.kind
     names = [type(module).__name__.lower() for module in backbone.modules()]
-    if any("attention" in name for name in names):
+    if any("attention" in name or "transformer" in name for name in names):
         return "attention"
     return "convolutional" if any("conv" in name for name in names) else "mlp"

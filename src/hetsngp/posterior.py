@@ -197,7 +197,7 @@ def _device(model: Classifier) -> torch.device:
     return model.temperature.device
 
 
-def _batches(model: Classifier, loader: Iterable[Any], where: str) -> Any:
+def feature_batches(model: Classifier, loader: Iterable[Any], where: str) -> Any:
     """Yield (h, y, weight or None) in full precision; examples of weight zero are left out."""
     if isinstance(loader, torch.utils.data.Dataset):
         raise TypeError(
@@ -238,7 +238,7 @@ def pass_over(
     total: Statistics | None = None
     met = torch.zeros(0, dtype=torch.bool) if held_out is None else torch.zeros_like(held_out.keys).bool()
     seen = 0
-    for h, _, weight in _batches(model, loader, "loader"):
+    for h, _, weight in feature_batches(model, loader, "loader"):
         piece = model.head.statistics(h, weight)
         total = piece if total is None else total + piece
         if held_out is not None:
@@ -259,7 +259,7 @@ def pass_over(
 
 def collect(model: Classifier, calibration: Iterable[Any]) -> HeldOut:
     """Held-out features, labels and weights, from one pass."""
-    batches = list(_batches(model, calibration, "calibration"))
+    batches = list(feature_batches(model, calibration, "calibration"))
     h, y = torch.cat([h for h, _, _ in batches]), torch.cat([y for _, y, _ in batches])
     weights = [torch.ones_like(h[:, 0]) if weight is None else weight.to(h) for h, _, weight in batches]
     weighted = any(weight is not None for _, _, weight in batches)

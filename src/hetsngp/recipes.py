@@ -13,6 +13,7 @@ from hetsngp.ensemble import Ensemble
 from hetsngp.model import Classifier
 from hetsngp.multi_input import MultiInput
 from hetsngp.nn.backbones import BACKBONES
+from hetsngp.nn.extractor import Extractor
 from hetsngp.nn.heads import Head
 from hetsngp.nn.inputs import input_stack
 from hetsngp.options import Options
@@ -113,25 +114,15 @@ def build(
     """
     check_choice("method", method, METHODS)
     num_classes = check_num_classes(num_classes)
-    known = {f.name for f in fields(Options)}
-    for name in options:
-        check_choice("option", name, sorted(known))
-    resolved = Options(**options)
+    resolved = check_options(options)
     width = _num_features(backbone)
-    head = METHODS[method](Parts(backbone, width, num_classes, resolved, generator))
+    head = make_head(method, backbone, num_classes, resolved, generator)
     inputs = input_stack(backbone)
     check_members(inputs, head.num_members)
-    if resolved.class_counts is not None:
-        head.set_class_counts(check_class_counts(resolved.class_counts, num_classes))
-    elif resolved.dataset_size is not None:
-        head.spread_counts(resolved.dataset_size)
-    home = next((t.device for t in (*backbone.parameters(), *backbone.buffers())), None)
-    if home is not None and head.temperature.device.type != "meta":
-        head.to(home)
     config = {
         "method": method,
         "num_classes": num_classes,
-        "options": {**asdict(resolved), "class_counts": None},  # a head that has a use for them keeps them
+        "options": options_to_save(resolved),
         "backbone": describe_backbone(backbone),
     }
     common: dict[str, Any] = {"num_features": width, "dataset_size": resolved.dataset_size, "config": config}
@@ -140,6 +131,38 @@ def build(
     model = MultiInput(backbone, head, **common)
     model.input_repetition, model.batch_repetition = resolved.input_repetition, resolved.batch_repetition
     return model
+
+
+def check_options(options: dict[str, Any]) -> Options:
+    """Options by their names, which must be known."""
+    known = {f.name for f in fields(Options)}
+    for name in options:
+        check_choice("option", name, sorted(known))
+    return Options(**options)
+
+
+def options_to_save(options: Options) -> dict[str, Any]:
+    """What a saved model is rebuilt with; the class counts stay with the head that has a use for them."""
+    return {**asdict(options), "class_counts": None}
+
+
+def make_head(
+    method: str,
+    backbone: nn.Module,
+    num_classes: int,
+    options: Options,
+    generator: torch.Generator | None = None,
+) -> Head:
+    """The head of ``method`` for the features of ``backbone``, which is prepared for it, in place."""
+    head = METHODS[method](Parts(backbone, _num_features(backbone), num_classes, options, generator))
+    if options.class_counts is not None:
+        head.set_class_counts(check_class_counts(options.class_counts, num_classes))
+    elif options.dataset_size is not None:
+        head.spread_counts(options.dataset_size)
+    home = next((t.device for t in (*backbone.parameters(), *backbone.buffers())), None)
+    if home is not None and head.temperature.device.type != "meta":
+        head.to(home)
+    return head
 
 
 def build_ensemble(
@@ -192,6 +215,8 @@ def _num_features(backbone: nn.Module) -> int:
 
 def describe_backbone(backbone: nn.Module) -> dict[str, Any]:
     """Name and arguments of one of our backbones; for another, only its class name, to ask for it by."""
+    if isinstance(backbone, Extractor):
+        return backbone.description
     name = type(backbone).__name__
     if BACKBONES.get(name) is type(backbone):
         return {"name": name, "config": dict(backbone.config)}  # type: ignore[arg-type]

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hetsngp.conversion import strip
+from hetsngp.libraries import LIBRARIES, construct
 from hetsngp.model import Classifier
 from hetsngp.nn.backbones import BACKBONES
 from hetsngp.recipes import build
@@ -70,9 +72,9 @@ class Saved:
         return [Saved(entry, tensors[i], self.folder, f"member {i + 1}: ") for i, entry in enumerate(entries)]
 
     @property
-    def is_ours(self) -> bool:
+    def is_known(self) -> bool:
         """Whether we can construct its backbone."""
-        return self.entry["model"]["backbone"]["name"] in BACKBONES
+        return self.entry["model"]["backbone"]["name"] in (*BACKBONES, *LIBRARIES)
 
     def outline(self, network: nn.Module | None) -> Classifier:
         """The model on the meta device, which holds no data: a damaged config must not ask for a terabyte.
@@ -94,7 +96,7 @@ class Saved:
             raise TypeError(f"options is {options!r}")
         sizes = {"num_classes": model["num_classes"]}
         sizes |= {name: value for name, value in options.items() if name not in _NO_SIZES}
-        sizes |= model["backbone"]["config"] if self.is_ours else {}
+        sizes |= model["backbone"]["config"] if model["backbone"]["name"] in BACKBONES else {}
         for name, value in sizes.items():
             fine = _FINE_MEMBERS if name == "num_members" else _FINE
             if isinstance(value, int) and value > max(fine, largest):
@@ -104,7 +106,7 @@ class Saved:
         """The model without its weights, on a ``network`` that was given for a backbone that is not ours."""
         saved = self.entry["model"]
         backbone = saved["backbone"]
-        network = self._construct(backbone) if network is None else network
+        network = strip(self._construct(backbone) if network is None else network, backbone)
         model = build(saved["method"], network, saved["num_classes"], **saved["options"])
         model.dataset_size = saved["dataset_size"]
         model.config["backbone"] = backbone
@@ -113,8 +115,10 @@ class Saved:
         return model
 
     def _construct(self, backbone: dict[str, Any]) -> nn.Module:
-        if self.is_ours:
+        if backbone["name"] in BACKBONES:
             return BACKBONES[backbone["name"]](**backbone["config"])
+        if backbone["name"] in LIBRARIES:
+            return construct(backbone)
         kind = backbone.get("class", "a network of your own")
         raise ArtifactError(
             f"{self.name or 'this model: '}its backbone is {kind!r}, which hetsngp cannot rebuild: "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import numbers
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -67,8 +67,8 @@ def check_inputs(x: Any) -> None:
         if x.is_floating_point() and eager(x) and not bool(torch.isfinite(x).all()):
             row = int((~torch.isfinite(x)).reshape(x.shape[0], -1).any(1).int().argmax())
             raise ValueError(f"x has NaN or infinite values, first in row {row}: clean or impute the inputs")
-    elif isinstance(x, dict):
-        for value in x.values():
+    elif isinstance(x, Mapping | tuple | list):
+        for value in x.values() if isinstance(x, Mapping) else x:
             check_inputs(value)
 
 
@@ -168,7 +168,12 @@ def check_repeatable(times: int, **loaders: Any) -> None:
 
 
 def check_batch(batch: Any, where: str) -> tuple[Any, Any, Any]:
-    """A loader's batch is (x, y) or (x, y, weight); without weights the third value is None."""
+    """A loader's batch is (x, y) or (x, y, weight); without weights the third value is None.
+
+    Also a dict with the labels in it, as Hugging Face's collators give: x is then the rest of it.
+    """
+    if isinstance(batch, Mapping):
+        return _labelled_mapping(batch, where)
     if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
         got = f"{len(batch)} values" if isinstance(batch, (tuple, list)) else type(batch).__name__
         raise TypeError(
@@ -176,3 +181,13 @@ def check_batch(batch: Any, where: str) -> tuple[Any, Any, Any]:
             "e.g. DataLoader(TensorDataset(x, y))"
         )
     return batch[0], batch[1], batch[2] if len(batch) == 3 else None
+
+
+def _labelled_mapping(batch: Mapping[str, Any], where: str) -> tuple[Any, Any, Any]:
+    names = [name for name in ("labels", "label") if name in batch]
+    if not names:
+        raise TypeError(
+            f"{where} yields a dict with {', '.join(map(repr, batch))} and no 'labels': labels are needed "
+            "too, as the entry 'labels', or as pairs (x, y)"
+        )
+    return {name: value for name, value in batch.items() if name not in names}, batch[names[0]], None

@@ -23,12 +23,11 @@ from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import hetsngp
-from hetsngp import HetSNGPClassifier
-from hetsngp.estimator import table
-from hetsngp.estimator.fitting import GP_LEARNING_RATE
-from hetsngp.estimator.progress import Progress
+from hetsngp import HetSNGPClassifier, table
+from hetsngp.fitting import GP_LEARNING_RATE
 from hetsngp.loop import EpochResult, Schedule
 from hetsngp.options import Options
+from hetsngp.progress import Progress
 from hetsngp.recipes import METHODS
 from hetsngp.types import Prediction
 
@@ -339,8 +338,8 @@ class Spy:
         self.fold_options: dict[str, Any] = {}
         self.found: list[EpochResult] = []
         self.train, self.train_folds = hetsngp.loop.train, hetsngp.loop.train_folds
-        monkeypatch.setattr("hetsngp.estimator.fitting.train", self)
-        monkeypatch.setattr("hetsngp.estimator.fitting.train_folds", self.of_folds)
+        monkeypatch.setattr("hetsngp.fitting.train", self)
+        monkeypatch.setattr("hetsngp.fitting.train_folds", self.of_folds)
 
     def __call__(self, model: Any, loader: Any, **options: Any) -> Any:
         self.rows.append(rows_in(loader))
@@ -399,7 +398,7 @@ def test_small_tables_are_stopped_and_calibrated_in_folds(monkeypatch: pytest.Mo
     def until_best(*args: Any, **given: Any) -> Any:
         return spy.train(*args, **{**given, "stop_after": spy.best})
 
-    monkeypatch.setattr("hetsngp.estimator.fitting.train", until_best)
+    monkeypatch.setattr("hetsngp.fitting.train", until_best)
     without = plain(epochs=12).fit(X, y, sample_weight=weight)
     assert without.report_.held_out == 0
     for (name, a), b in zip(clf.model_.named_parameters(), without.model_.parameters(), strict=True):
@@ -533,7 +532,7 @@ def test_an_interrupted_fit_changes_nothing(where: str, monkeypatch: pytest.Monk
     def stop(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"hetsngp.estimator.fitting.{where}", stop)
+    monkeypatch.setattr(f"hetsngp.fitting.{where}", stop)
     with pytest.raises(KeyboardInterrupt):
         clf.fit(X + 5, 1 - (y > 1))
     np.testing.assert_array_equal(clf.predict_proba(X), before)

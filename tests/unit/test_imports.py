@@ -21,7 +21,10 @@ LAYERS: list[set[str]] = [
     {"functional"},
     {"nn"},
     {"model", "multi_input", "ensemble"},
-    {"options", "parts", "recipes", "conversion", "calibration", "posterior", "crossfit", "counting", "loop"},
+    {
+        *("options", "parts", "recipes", "conversion", "tracing", "libraries", "calibration", "posterior"),
+        *("crossfit", "counting", "loop", "table", "fitting", "progress", "features", "frozen"),
+    },
     {"storage", "saved", "artifact", "estimator"},
     {"data", "training", "evaluation", "metrics"},
     {"cli", "__main__"},

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from hetsngp.estimator.fitting import EVAL_ROWS, GP_LEARNING_RATE, Fit
-from hetsngp.estimator.progress import Progress
-from hetsngp.estimator.table import merge_copies, split
+from hetsngp.fitting import EVAL_ROWS, GP_LEARNING_RATE, Fit
 from hetsngp.loop import EpochResult, Schedule
 from hetsngp.model import Classifier
 from hetsngp.nn.backbones import ResidualMLP
 from hetsngp.options import Options
 from hetsngp.posterior import PosteriorReport
+from hetsngp.progress import Progress
 from hetsngp.recipes import METHODS, build
+from hetsngp.table import merge_copies, split
 from hetsngp.types import Prediction
 from hetsngp.validation import check_choice, check_positive
 

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, replace
 import torch
 
 from hetsngp.crossfit import cross_fit_posterior
-from hetsngp.estimator.progress import Progress
-from hetsngp.estimator.table import Batches, Table
 from hetsngp.loop import EpochResult, Schedule, best_epoch, train, train_folds
 from hetsngp.model import Classifier
 from hetsngp.posterior import PosteriorReport, fit_posterior
+from hetsngp.progress import Progress
+from hetsngp.table import Batches, Table
 
 # Rows at a time where there is no gradient: the posterior's pass and predictions.
 EVAL_ROWS = 1024
@@ -31,6 +31,8 @@ class Fit:
     batch_size: int
     patience: int | None
     seeds: tuple[int, int]
+    double: bool = True
+    """Whether the model ends in float64: between batches a prediction then differs by 1e-12, not by 1e-5."""
 
     def with_one_part(self, training: Table, held_out: Table, progress: Progress) -> Fitted:
         """One model, stopped and calibrated by one held-out part."""
@@ -59,7 +61,7 @@ class Fit:
         # The folds may have gone on for a while after the best epoch.
         history = [replace(one, held_out=fold.held_out) for one, fold in zip(history, found, strict=False)]
         folds = [
-            (_in_double(m), _rows(m, training), _rows(m, held_out))
+            (self._precise(m), _rows(m, training), _rows(m, held_out))
             for m, (training, held_out) in zip(models, pairs, strict=True)
         ]
         return model, history, cross_fit_posterior(model, _rows(model, table), folds)
@@ -77,7 +79,7 @@ class Fit:
             validation=None if held_out is None else _rows(model, held_out),
             patience=None if held_out is None else self.patience,
         )
-        return _in_double(model), history
+        return self._precise(model), history
 
     def _model(self, training: Table) -> Classifier:
         model = self.make()
@@ -90,14 +92,13 @@ class Fit:
         # Of mean one, so that a step does not depend on the unit of the weights.
         return training.of_mean_weight_one().batches(model.temperature, self.batch_size, order)
 
+    def _precise(self, model: Classifier) -> Classifier:
+        no_float64 = model.temperature.device.type == "mps"
+        return model.double() if self.double and not no_float64 else model
+
     def _points(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.seeds[1])
 
 
 def _rows(model: Classifier, table: Table) -> Batches:
     return table.batches(model.temperature, EVAL_ROWS)
-
-
-def _in_double(model: Classifier) -> Classifier:
-    """A row's prediction then differs by 1e-12 between batches, not by 1e-5."""
-    return model if model.temperature.device.type == "mps" else model.double()  # which has no float64

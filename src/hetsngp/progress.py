@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from types import TracebackType
 from typing import Any
@@ -76,6 +77,47 @@ class Progress:
     def _print(self) -> None:
         self.printed, self.when = self.last, time.monotonic()
         print(self.last, flush=True)
+
+
+class RowProgress:
+    """Rows that went through a network, of so many ``batches`` (None: unknown). Silent unless ``show``."""
+
+    def __init__(self, title: str, batches: int | None, show: bool) -> None:
+        self.title, self.batches, self.show = title, batches, show
+        self.bar = _rich_bar() if show else None
+        self.task: Any = None
+        self.done = self.rows = 0
+        self.when = time.monotonic()
+
+    def __enter__(self) -> RowProgress:
+        if self.bar is not None:
+            self.bar.start()
+            self.task = self.bar.add_task(self.title, total=self.batches)
+        return self
+
+    def add(self, rows: int) -> None:
+        """A batch of ``rows`` more."""
+        self.done, self.rows = self.done + 1, self.rows + rows
+        if self.bar is not None:
+            self.bar.update(self.task, completed=self.done, description=self._text)
+        elif self.show and time.monotonic() > self.when + SECONDS:
+            self.when = time.monotonic()
+            print(self._text, flush=True)
+
+    @property
+    def _text(self) -> str:
+        return f"{self.title}  {self.rows} rows" + (
+            f" ({self.done / self.batches:.0%})" if self.batches else ""
+        )
+
+    def __exit__(self, *error: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+
+def at_a_terminal() -> bool:
+    """Whether somebody is watching."""
+    return sys.stdout is not None and sys.stdout.isatty()
 
 
 def _rich_bar() -> Any:

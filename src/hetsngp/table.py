@@ -21,7 +21,9 @@ FEWEST_HELD_OUT = 20
 
 @dataclass(frozen=True)
 class Table:
-    """``x`` (n, d) in float64; class numbers ``y``, positive weights and numbers of equal x: (n,) each."""
+    """``x`` (n, d); class numbers ``y`` (n,), or multi-hot labels (n, K); positive weights and numbers of
+    equal x: (n,) each.
+    """
 
     x: Any
     y: Any
@@ -42,7 +44,14 @@ class Table:
 
     def class_weights(self, num_classes: int) -> Any:
         """Total weight of each class: (K,)."""
+        if self.y.ndim == 2:
+            return self.weight @ self.y
         return np.bincount(self.y, weights=self.weight, minlength=num_classes)
+
+    @property
+    def strata(self) -> Any:
+        """What a split keeps in proportion: the class (n,), one and the same for multi-hot labels."""
+        return self.y if self.y.ndim == 1 else np.zeros(len(self.y), dtype=np.int64)
 
     def standardised(self, mean: Any, scale: Any) -> Table:
         return replace(self, x=(self.x - mean) / scale)
@@ -52,7 +61,7 @@ class Table:
 
     def batches(self, like: Tensor, size: int, generator: torch.Generator | None = None) -> Batches:
         """Batches in the dtype and on the device of ``like``."""
-        y = torch.as_tensor(self.y, dtype=torch.long).to(like.device)
+        y = torch.as_tensor(self.y, dtype=torch.long if self.y.ndim == 1 else like.dtype).to(like.device)
         x, weight = (torch.as_tensor(part).to(like.dtype).to(like.device) for part in (self.x, self.weight))
         return Batches(x, y, weight, size, generator)
 
@@ -81,9 +90,10 @@ def split(table: Table, fraction: float, seed: int) -> list[tuple[Table, Table]]
     teach the opposite of what its twin is asked.
     """
     rng = np.random.default_rng(seed)
-    heaviest = np.lexsort((table.y, -table.weight, table.group))
+    strata = table.strata
+    heaviest = np.lexsort((strata, -table.weight, table.group))
     groups, first = np.unique(table.group[heaviest], return_index=True)
-    label = table.y[heaviest][first]  # of each group: the class with most weight in it
+    label = strata[heaviest][first]  # of each group: the class with most weight in it
     # Groups of a class stand evenly on the line from 0 to 1, in random order; a fold is a piece of it.
     place = np.empty(len(groups))
     for each in np.unique(label):
@@ -98,15 +108,16 @@ def split(table: Table, fraction: float, seed: int) -> list[tuple[Table, Table]]
     else:
         pieces = np.array_split(order, min(MOST_FOLDS, max(2, round(1 / fraction))))
     pairs = [_hold_out(table, piece) for piece in pieces]
-    held_out = np.concatenate([table.y[:0], *(part.y for _, part in pairs)])
-    if len(held_out) < FEWEST_HELD_OUT or len(np.unique(held_out)) < 2 or any(len(p.y) < 2 for _, p in pairs):
+    held_out = np.concatenate([strata[:0], *(part.strata for _, part in pairs)])
+    one_class = len(np.unique(held_out)) < min(2, len(np.unique(strata)))
+    if len(held_out) < FEWEST_HELD_OUT or one_class or any(len(p.y) < 2 for _, p in pairs):
         return []
     return pairs
 
 
 def _hold_out(table: Table, groups: Any) -> tuple[Table, Table]:
     held_out = np.isin(table.group, groups)
-    lost = ~np.isin(table.y, table.y[~held_out])  # rows of a class that training would not meet
+    lost = ~np.isin(table.strata, table.strata[~held_out])  # rows of a class that training would not meet
     held_out &= ~np.isin(table.group, table.group[lost])
     return table.rows(~held_out), table.rows(held_out)
 

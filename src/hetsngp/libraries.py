@@ -1,0 +1,193 @@
+"""What we know of networks from timm, torchvision and Hugging Face: an input for them, their last layer, and
+how to construct them again. None of these packages is imported before a network of theirs is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+IMAGE_SIZE = 224
+HUGGING_FACE = "transformers"
+LIBRARIES = ("timm", "torchvision", HUGGING_FACE)
+
+
+def library_of(network: nn.Module) -> str | None:
+    """The package a network comes from, by its classes' modules; None: somebody's own."""
+    if hasattr(network, "config") and any(c.__name__ == "PreTrainedModel" for c in type(network).__mro__):
+        return HUGGING_FACE
+    package = type(network).__module__.partition(".")[0]
+    return package if package in LIBRARIES else None
+
+
+def example_for(network: nn.Module) -> Any:
+    """Two rows of an input that ``network`` should be able to take, or None where that is not known."""
+    library = library_of(network)
+    if library == HUGGING_FACE:
+        return _hugging_face_example(network)
+    if library == "timm":
+        size = _timm_config(network).get("input_size") or (3, IMAGE_SIZE, IMAGE_SIZE)
+        grid = getattr(getattr(network, "patch_embed", None), "img_size", None)
+        return _noise(_channels(network, size[0]), *(grid or size[1:]))
+    if library == "torchvision":
+        return _noise(_channels(network, 3), IMAGE_SIZE, IMAGE_SIZE)
+    return None
+
+
+def _hugging_face_example(network: Any) -> Any:
+    if network.main_input_name == "pixel_values":
+        size = getattr(network.config, "image_size", None) or IMAGE_SIZE
+        height, width = size if isinstance(size, tuple | list) else (size, size)
+        return {"pixel_values": _noise(getattr(network.config, "num_channels", 3), height, width)}
+    if network.main_input_name == "input_ids":
+        vocabulary = int(getattr(network.config, "vocab_size", 8))
+        tokens = torch.randint(vocabulary, (2, 6), generator=torch.Generator().manual_seed(0))
+        return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    return None
+
+
+def _noise(*shape: int) -> torch.Tensor:
+    return torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
+
+
+def _channels(network: nn.Module, usual: int) -> int:
+    """Of the images it takes: those of its first convolution."""
+    first = next((m for m in network.modules() if isinstance(m, nn.Conv2d)), None)
+    return usual if first is None else first.in_channels
+
+
+def last_layer_of(network: nn.Module) -> str | None:
+    """The name of the last layer, where the library says which it is.
+
+    timm does (its ``num_features`` is the width before a head's hidden layers, so it is not that). An
+    nn.Identity there means that the network already returns features.
+    """
+    if library_of(network) != "timm" or not hasattr(network, "get_classifier"):
+        return None
+    layer = network.get_classifier()  # type: ignore[operator]
+    if not isinstance(layer, nn.Module):  # two heads, of a distilled network
+        return None
+    return next(name for name, module in network.named_modules() if module is layer)
+
+
+def default_options(network: nn.Module) -> dict[str, Any]:
+    """Options of ``build`` that the network's own configuration decides."""
+    if library_of(network) == HUGGING_FACE:
+        several = getattr(network.config, "problem_type", None) == "multi_label_classification"
+        return {"link": "sigmoid"} if several else {}
+    return {}
+
+
+# --- constructing them again ------------------------------------------------------------------------------
+
+
+def describe(network: nn.Module) -> dict[str, Any] | None:
+    """``{"name": library, "config": {...}}``, from which :func:`construct` makes the same network; or None.
+
+    The same: every module, setting and shape, compared without allocating weights where that is possible.
+    """
+    library = library_of(network)
+    if library is None:
+        return None
+    with contextlib.suppress(Exception):  # a network that cannot be described is asked for when it is loaded
+        for config in _DESCRIBE[library](network):
+            source = {"name": library, "class": type(network).__name__, "config": config}
+            source = json.loads(json.dumps(source))
+            with contextlib.suppress(Exception):
+                if _same(network, outline(source)):
+                    return source
+    return None
+
+
+def construct(source: dict[str, Any]) -> nn.Module:
+    """The network that was described, with initial values of its own making."""
+    name, config = source["name"], source["config"]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            network = _CONSTRUCT[name](config)
+    except ImportError as error:
+        extra = "text" if name == HUGGING_FACE else "vision"
+        raise ImportError(f"this network is from {name}: pip install 'hetsngp[{extra}]'") from error
+    assert isinstance(network, nn.Module)
+    return network
+
+
+def outline(source: dict[str, Any]) -> nn.Module:
+    """The same without data, where the library can do that."""
+    with contextlib.suppress(Exception), torch.device("meta"):
+        return construct(source)
+    return construct(source)
+
+
+def _same(network: nn.Module, other: nn.Module) -> bool:
+    shapes = [{n: tuple(t.shape) for n, t in net.state_dict().items()} for net in (network, other)]
+    return shapes[0] == shapes[1] and repr(network) == repr(other)
+
+
+def _timm_config(network: Any) -> dict[str, Any]:
+    return getattr(network, "pretrained_cfg", None) or getattr(network, "default_cfg", None) or {}
+
+
+def _describe_timm(network: Any) -> Iterator[dict[str, Any]]:
+    usual = {"model_name": _timm_config(network)["architecture"], "num_classes": network.num_classes}
+    yield usual
+    given = {name: getattr(network, name) for name in ("global_pool", "drop_rate") if hasattr(network, name)}
+    given["in_chans"] = _channels(network, 3)
+    size = getattr(getattr(network, "patch_embed", None), "img_size", None)
+    yield {**usual, **given}
+    yield {**usual, **given, "img_size": list(size)} if size else usual
+
+
+def _construct_timm(config: dict[str, Any]) -> nn.Module:
+    import timm
+
+    return timm.create_model(**config, pretrained=False)
+
+
+def _describe_torchvision(network: nn.Module) -> Iterator[dict[str, Any]]:
+    models = sys.modules["torchvision"].models
+    linear = [m for m in network.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    outputs = getattr(linear[-1], "out_features", None) or linear[-1].out_channels
+    for name in models.list_models():
+        if models.get_model_builder(name).__module__ == type(network).__module__:
+            yield {"name": name, "num_classes": outputs}
+
+
+def _construct_torchvision(config: dict[str, Any]) -> nn.Module:
+    import torchvision
+
+    return torchvision.models.get_model(config["name"], weights=None, num_classes=config["num_classes"])
+
+
+def _describe_hugging_face(network: Any) -> Iterator[dict[str, Any]]:
+    name = type(network).__name__
+    if getattr(sys.modules[HUGGING_FACE], name, None) is type(network):
+        yield {"class": name, "config": network.config.to_dict()}
+
+
+def _construct_hugging_face(config: dict[str, Any]) -> nn.Module:
+    import transformers
+
+    kind = getattr(transformers, str(config["class"]), None)
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        raise ValueError(f"transformers has no network {config['class']!r}")
+    values = dict(config["config"])
+    return kind(transformers.AutoConfig.for_model(values.pop("model_type"), **values))
+
+
+_DESCRIBE: dict[str, Callable[[Any], Iterator[dict[str, Any]]]] = {
+    "timm": _describe_timm,
+    "torchvision": _describe_torchvision,
+    HUGGING_FACE: _describe_hugging_face,
+}
+_CONSTRUCT: dict[str, Callable[[dict[str, Any]], nn.Module]] = {
+    "timm": _construct_timm,
+    "torchvision": _construct_torchvision,
+    HUGGING_FACE: _construct_hugging_face,
+}
