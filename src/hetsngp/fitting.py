@@ -10,6 +10,7 @@ import torch
 from hetsngp.crossfit import cross_fit_posterior
 from hetsngp.loop import EpochResult, Schedule, best_epoch, train, train_folds
 from hetsngp.model import Classifier
+from hetsngp.nn.extractor import Features
 from hetsngp.posterior import PosteriorReport, fit_posterior
 from hetsngp.progress import Progress
 from hetsngp.table import Batches, Table
@@ -46,7 +47,7 @@ class Fit:
         if not pairs:
             model, history = self._train(table, self.schedule, progress)
             return model, history, fit_posterior(model, _rows(model, table))
-        models = [self._model(training) for training, _ in pairs]
+        models = [self._model(*pair) for pair in pairs]
         found = train_folds(
             models,
             [self._batches(m, training) for m, (training, _) in zip(models, pairs, strict=True)],
@@ -69,7 +70,7 @@ class Fit:
     def _train(
         self, training: Table, schedule: Schedule, progress: Progress, held_out: Table | None = None
     ) -> tuple[Classifier, list[EpochResult]]:
-        model = self._model(training)
+        model = self._model(training) if held_out is None else self._model(training, held_out)
         history = train(
             model,
             self._batches(model, training),
@@ -81,10 +82,14 @@ class Fit:
         )
         return self._precise(model), history
 
-    def _model(self, training: Table) -> Classifier:
+    def _model(self, training: Table, *others: Table) -> Classifier:
+        """A new model for ``training``; features that go straight into a head are looked at first."""
         model = self.make()
         model.dataset_size = float(training.weight.sum())
         model.class_counts = training.class_weights(model.num_classes)
+        if isinstance(model.backbone, Features):
+            h, *also = (torch.as_tensor(t.x).to(model.temperature) for t in (training, *others))
+            model.head.adapt(h, also, torch.Generator().manual_seed(self.seeds[0]))
         return model
 
     def _batches(self, model: Classifier, training: Table) -> Batches:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import numbers
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -16,13 +18,28 @@ from hetsngp.fitting import GP_LEARNING_RATE, Fit
 from hetsngp.loop import Schedule
 from hetsngp.model import Classifier
 from hetsngp.nn.extractor import Extractor, Features
+from hetsngp.nn.inputs import NoInputLayerError
 from hetsngp.options import Options
 from hetsngp.parts import kind_of
-from hetsngp.posterior import PosteriorReport
+from hetsngp.posterior import PosteriorReport, refuse_training_data
 from hetsngp.progress import Progress, RowProgress, at_a_terminal
 from hetsngp.recipes import METHODS, check_options, make_head, options_to_save
 from hetsngp.table import Table, split
-from hetsngp.validation import check_choice, check_positive
+from hetsngp.validation import (
+    check_choice,
+    check_class_labels,
+    check_multi_hot,
+    check_positive,
+    check_weight,
+)
+
+# For options that were left at build's defaults, which are for networks that are trained with the head.
+# Chosen by held-out NLL on frozen features (docs/decisions.md).
+DEFAULTS: dict[str, Any] = {"features": "inducing", "random_features": 2048}
+DEFAULT_NORMALIZATION = {"convolutional": "power"}
+
+# A head on few examples takes as many steps as one on many.
+STEPS = 2000
 
 # What is decided when the backbone is made: a head alone cannot change it.
 OF_THE_BACKBONE = ("method", "spectral_bound")
@@ -33,7 +50,7 @@ def fit_head(
     loader: Iterable[Any] | FeatureSet,
     calibration: Iterable[Any] | FeatureSet | float | None = 0.1,
     *,
-    epochs: int = 50,
+    epochs: int | None = None,
     batch_size: int = 128,
     lr: float = 1e-3,
     weight_decay: float = 1e-4,
@@ -47,7 +64,9 @@ def fit_head(
     The backbone runs once over ``loader`` and once over ``calibration``, in eval mode; the head never needs
     it again, and neither does another call with the same loaders: with other ``options`` (those of
     :class:`hetsngp.options.Options`; for a frozen backbone also ``method``) a second head takes seconds.
-    Augmentation in a loader is seen once.
+    Augmentation in a loader is seen once. Options that the model left at their defaults have others here: a
+    GP has ``features="inducing"``, 2,048 of them, and sees ``normalization="power"`` of convolutional
+    networks.
 
     Args:
         model: Made by :func:`hetsngp.convert` or :func:`hetsngp.build`; its head is replaced at the end.
@@ -55,15 +74,16 @@ def fit_head(
         calibration: Held-out data of the same kind, to stop and to calibrate by; or the share of the rows to
             hold out at random (fewer than 100 rows: by folds, as the scikit-learn estimator does); None: all
             epochs are run, and nothing is calibrated.
-        epochs: Passes over the features, at most; the learning rate follows a cosine to zero over them.
+        epochs: Passes over the features, at most; the learning rate follows a cosine to zero over them. None:
+            50, or as many as make 2,000 steps.
         batch_size: Rows a step.
         lr: Learning rate of AdamW; three times this for the weights of a GP.
         weight_decay: Of AdamW, for what has no prior of its own.
-        patience: Epochs without a better held-out NLL after which training stops; the best epoch is kept in
-            either case. None: never.
+        patience: Epochs without a better held-out NLL after which training stops (a fifth of them all, if
+            that is more); the best epoch is kept in either case. None: never.
         seed: Of the head's initial values, the split, the order of batches and the integration points.
         progress: Show how far it is; None: at a terminal.
-        **options: Options to change; the others stay as the model was made with.
+        **options: Options to change; the others stay as they were, when the model was made or last fitted so.
 
     >>> import hetsngp, torch
     >>> from torch import nn
@@ -76,17 +96,26 @@ def fit_head(
     torch.Size([400, 2])
     """
     method, changed = _check_options(model, options)
-    schedule = Schedule(epochs, lr, weight_decay, GP_LEARNING_RATE)
+    share = _share(calibration)
     check_positive("batch_size", batch_size, integer=True)
+    if epochs is not None:
+        check_positive("epochs", epochs, integer=True)
+    check_positive("lr", lr)
+    refuse_training_data(loader, calibration)
     show = at_a_terminal() if progress is None else progress
     seeds = np.random.default_rng(seed).integers(2**31, size=4).tolist()
-    table = _table(model, _features(model, loader, "training data", show))
     make = functools.partial(_view, model, method, changed, seeds[1])
+    sample = make()  # a method that cannot be fitted so is refused before anything is run
+    table = _table(sample, _features(model, sample, loader, "loader", show), "loader")
+    steps = math.ceil(len(table.y) / batch_size)
+    schedule = Schedule(epochs or max(50, math.ceil(STEPS / steps)), lr, weight_decay, GP_LEARNING_RATE)
+    patience = patience and max(patience, schedule.epochs // 5)
     fit = Fit(make, schedule, batch_size, patience, (seeds[2], seeds[3]), double=False)
-    if calibration is None or isinstance(calibration, int | float):
-        pairs = split(table, _check_share(calibration), seeds[0])
+    if share is not None:
+        pairs = split(table, share, seeds[0])
     else:
-        pairs = [(table, _table(model, _features(model, calibration, "calibration data", show)))]
+        held_out = _features(model, sample, calibration, "calibration", show)
+        pairs = [(table, _table(sample, held_out, "calibration"))]
     with Progress(schedule.epochs, 0 if len(pairs) == 1 else len(pairs), show) as watch:
         if len(pairs) == 1:
             view, _, report = fit.with_one_part(*pairs[0], watch)
@@ -99,6 +128,10 @@ def fit_head(
 
 def _check_options(model: Classifier, options: dict[str, Any]) -> tuple[str, Options]:
     """The method and all options of the new head: the model's own, where they are not given."""
+    if not isinstance(model, Classifier) or not model.config:
+        raise TypeError(
+            f"fit_head takes a model made by hetsngp.convert or hetsngp.build, got {type(model).__name__}"
+        )
     model.on_features()  # refuses a model whose inputs share their features
     frozen = isinstance(model.backbone, Extractor) and model.backbone.frozen
     for name in OF_THE_BACKBONE:
@@ -107,47 +140,65 @@ def _check_options(model: Classifier, options: dict[str, Any]) -> tuple[str, Opt
                 f"{name} decides how a backbone that is to be trained is prepared, and cannot change with "
                 "the head alone: hetsngp.convert(network, freeze=True) leaves the backbone as it is"
             )
-    if not model.config:
-        raise TypeError("fit_head takes a model made by hetsngp.convert or hetsngp.build")
     method = check_choice("method", options.pop("method", model.config["method"]), METHODS)
-    return method, check_options({**model.config["options"], **options})
+    own, untouched = model.config["options"], Options()
+    better = {**DEFAULTS, "normalization": DEFAULT_NORMALIZATION.get(kind_of(model.backbone))}
+    left = {name: value for name, value in better.items() if own[name] == getattr(untouched, name)}
+    return method, check_options({**own, **left, **options})
 
 
-def _check_share(share: Any) -> float:
-    if share is None:
+def _share(calibration: Any) -> float | None:
+    """The share of the rows to hold out; None: ``calibration`` is data."""
+    if calibration is None:
         return 0.0
-    if isinstance(share, bool) or not 0 <= share < 1:
+    if not isinstance(calibration, numbers.Real | str):
+        return None
+    if isinstance(calibration, bool | str) or not 0 <= float(calibration) < 1:
         raise ValueError(
             f"calibration must be held-out data, or a share of the rows to hold out (from 0 to below 1), "
-            f"not {share}"
+            f"not {calibration!r}"
         )
-    return float(share)
+    return float(calibration)
 
 
-def _features(model: Classifier, data: Any, title: str, show: bool) -> FeatureSet:
+def _features(model: Classifier, sample: Classifier, data: Any, where: str, show: bool) -> FeatureSet:
+    """From the backbone of ``model``, with labels as the head of ``sample`` takes them."""
     if isinstance(data, FeatureSet):
         return data
 
     def extract() -> FeatureSet:
-        batches = len(data) if hasattr(data, "__len__") else None
-        with RowProgress(f"features of the {title}", batches, show) as rows:
-            return extract_features(model, data, progress=rows.add)
+        try:
+            batches = len(data)
+        except TypeError:  # a stream
+            batches = None
+        asked = Classifier(model.backbone, sample.head, num_features=model.num_features)
+        asked.training = model.training
+        with RowProgress(f"features of {where}", batches, show) as rows:
+            return extract_features(asked, data, progress=rows.add, where=where)
 
     return remembered_features(model, data, extract)
 
 
-def _table(model: Classifier, features: FeatureSet) -> Table:
+def _table(sample: Classifier, features: FeatureSet, where: str) -> Table:
     """Rows as the fit takes them; equal ones are known by their features."""
-    h, weight = features.h, features.weight
-    if h.dim() != 2 or h.shape[1] != model.num_features:
+    h, weight = features.h.detach().cpu(), features.weight
+    h = h.float() if h.dtype in (torch.float16, torch.bfloat16) else h
+    if h.dim() != 2 or h.shape[1] != sample.num_features:
         raise ValueError(
-            f"the features have shape {tuple(h.shape)}, but this model's are (n, {model.num_features}): "
-            "extract them with this model's backbone"
+            f"the features of {where} have shape {tuple(h.shape)}, but this model's are "
+            f"(n, {sample.num_features}): extract them with this model's backbone"
         )
+    if len(h) == 0:
+        raise ValueError(f"{where} is empty: it has no row")
+    if not bool(torch.isfinite(h).all()):
+        raise ValueError(f"the backbone made NaN or infinite features of {where}")
+    check = check_multi_hot if sample.head.sigmoid else check_class_labels
+    y = check(features.y, sample.num_classes, len(h))
+    weights = torch.ones(len(h)) if weight is None else check_weight(weight, len(h))
     keys = row_keys(h, 1e-4 * h.square().mean().sqrt().clamp_min(1e-12))
     group = np.unique(keys.numpy(), return_inverse=True)[1].reshape(-1)
-    weights = np.ones(len(h)) if weight is None else weight.double().numpy()
-    return Table(h.numpy(), features.y.numpy(), weights, group)
+    table = Table(h.numpy(), y.cpu().numpy(), weights.cpu().double().numpy(), group)
+    return table if weight is None else table.rows(table.weight > 0)
 
 
 def _view(model: Classifier, method: str, options: Options, seed: int) -> Classifier:
@@ -155,16 +206,25 @@ def _view(model: Classifier, method: str, options: Options, seed: int) -> Classi
     generator = torch.Generator().manual_seed(seed)
     backbone = Features(model.num_features, kind_of(model.backbone))
     with torch.random.fork_rng(devices=[]):  # layers draw torch's initial values before they get ours
-        head = make_head(method, backbone, model.num_classes, options, generator)
-    return Classifier(backbone, head.to(model.temperature.device), num_features=model.num_features)
+        try:
+            head = make_head(method, backbone, model.num_classes, options, generator)
+        except NoInputLayerError as error:
+            raise ValueError(
+                f"method {method!r} takes several inputs through the backbone at once, and cannot be fitted "
+                "on features of single ones: convert with this method and train the whole network"
+            ) from error
+    like = model.temperature
+    head.to(like.device, torch.promote_types(like.dtype, torch.float32))
+    return Classifier(backbone, head, num_features=model.num_features)
 
 
 def _put(model: Classifier, view: Classifier, method: str, options: Options) -> None:
     """Give the model the fitted head."""
-    mode = model.training
-    model.head = view.head
-    model.train(mode)
-    model.config = {**model.config, "method": method, "options": options_to_save(replace(options))}
+    view.head.forget_rows()
+    model.head = view.head.train(model.training)
+    model.config = {**model.config, "method": method, "options": options_to_save(options)}
+    if model.conversion is not None:
+        model.conversion = replace(model.conversion, method=method, kept_readout=False)
     model._dataset_size = view.dataset_size
     model.calibration = view.calibration
     model.mark_fitted()

@@ -127,7 +127,23 @@ def outline(source: dict[str, Any]) -> nn.Module:
 
 def _same(network: nn.Module, other: nn.Module) -> bool:
     shapes = [{n: tuple(t.shape) for n, t in net.state_dict().items()} for net in (network, other)]
-    return shapes[0] == shapes[1] and repr(network) == repr(other)
+    if shapes[0] != shapes[1] or repr(network) != repr(other):
+        return False
+    # Hugging Face's configuration says everything; elsewhere a setting may show in no shape and no repr.
+    return library_of(network) == HUGGING_FACE or all(
+        _settings(a) == _settings(b) for a, b in zip(network.modules(), other.modules(), strict=True)
+    )
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """Numbers, names and switches of a module, and tuples of them."""
+
+    def plain(value: Any) -> bool:
+        if isinstance(value, tuple):
+            return all(plain(part) for part in value)
+        return value is None or isinstance(value, bool | int | float | str)
+
+    return {name: value for name, value in vars(module).items() if name != "training" and plain(value)}
 
 
 def _timm_config(network: Any) -> dict[str, Any]:
@@ -135,9 +151,11 @@ def _timm_config(network: Any) -> dict[str, Any]:
 
 
 def _describe_timm(network: Any) -> Iterator[dict[str, Any]]:
-    usual = {"model_name": _timm_config(network)["architecture"], "num_classes": network.num_classes}
+    outputs = getattr(network.get_classifier(), "out_features", network.num_classes)
+    usual = {"model_name": _timm_config(network)["architecture"], "num_classes": outputs}
     yield usual
-    given = {name: getattr(network, name) for name in ("global_pool", "drop_rate") if hasattr(network, name)}
+    given = {name: getattr(network, name, None) for name in ("global_pool", "drop_rate")}
+    given = {name: value for name, value in given.items() if isinstance(value, str | float)}
     given["in_chans"] = _channels(network, 3)
     size = getattr(getattr(network, "patch_embed", None), "img_size", None)
     yield {**usual, **given}

@@ -170,6 +170,7 @@ class Classifier(nn.Module):
         """The same head as a classifier of features h (B, D), for what went through the backbone before."""
         features = Features(self.num_features)
         view = Classifier(features, self.head, num_features=self.num_features, dataset_size=self.dataset_size)
+        view.training = features.training = self.training
         view.calibration, view._trained_since_fit = self.calibration, self._trained_since_fit
         return view
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hetsngp.functional.features import NORMALIZATIONS
+from hetsngp.functional.features import FEATURES, NORMALIZATIONS
 from hetsngp.functional.laplace import POSTERIORS
 from hetsngp.functional.link import LIKELIHOODS, LINKS
 from hetsngp.functional.noise import NOISES
@@ -30,7 +30,10 @@ class Options:
     length_scale: float | None = None
     """ℓ in units of the normalised features (typical length √D); None: their median distance."""
     normalization: str | None = None
-    """"direction", "polar" or "rms"; None: "rms" for MLPs, "direction" for the rest."""
+    """"direction", "polar", "rms" or "power"; None: "rms" for MLPs, "direction" for the rest."""
+    features: str = "random"
+    """"random" frequencies, or "inducing": components of the kernel between training points, which
+    :func:`hetsngp.fit_head` makes for a backbone that does not change; m of them."""
     posterior: str = "kronecker"
     """"kronecker", "exact", "shared", "momentum" or "none"."""
     noise: str = "low_rank"
@@ -84,7 +87,7 @@ class Options:
             object.__setattr__(self, "class_counts", _counts(self.class_counts))
         if self.normalization is not None:
             check_choice("normalization", self.normalization, NORMALIZATIONS)
-        choices = {"posterior": POSTERIORS, "noise": NOISES, "link": LINKS}
+        choices = {"posterior": POSTERIORS, "noise": NOISES, "link": LINKS, "features": FEATURES}
         for name, allowed in {**choices, "likelihood": LIKELIHOODS, "sampler": SAMPLERS}.items():
             check_choice(name, getattr(self, name), allowed)
 

@@ -61,7 +61,8 @@ class Parts:
     def gp(self) -> RandomFeatureGP:
         o = self.options
         kind = o.normalization or DEFAULT_NORMALIZATION[kind_of(self.backbone)]
-        kernel = Kernel(o.random_features, o.amplitude, o.length_scale, kind)
+        form = "sincos" if o.features == "random" else o.features
+        kernel = Kernel(o.random_features, o.amplitude, o.length_scale, kind, features=form)
         return RandomFeatureGP(
             self.num_features,
             self.num_classes,

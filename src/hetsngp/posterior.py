@@ -128,7 +128,7 @@ def _fit_one(
     calibration: Iterable[Any] | None,
     progress: Callable[[int], None] | None,
 ) -> PosteriorReport:
-    _refuse_training_data(loader, calibration)
+    refuse_training_data(loader, calibration)
     with fitting(model):
         report = _fit_and_calibrate(model, loader, calibration, progress)
     return finish(model, report)
@@ -176,7 +176,8 @@ def _fit_and_calibrate(
     return PosteriorReport(temperature=float(model.temperature), **chosen)
 
 
-def _refuse_training_data(loader: Any, calibration: Any) -> None:
+def refuse_training_data(loader: Any, calibration: Any) -> None:
+    """The held-out data are not the very data of the loader."""
     if calibration is None:
         return
     from torch.utils.data import DataLoader, RandomSampler, SequentialSampler

@@ -38,7 +38,7 @@ def write(folder: Path, description: dict[str, Any], tensors: dict[str, Tensor])
     folder.mkdir(parents=True, exist_ok=True)
     weights = _write_weights(folder, tensors)
     text = _config_text(description, weights.name, _sha256(weights))
-    _replace(folder / CONFIG, lambda tmp: tmp.write_text(text, encoding="utf-8"))
+    replace_file(folder / CONFIG, lambda tmp: tmp.write_text(text, encoding="utf-8"))
     for old in folder.glob("model-*.safetensors"):
         if old.name != weights.name and _WEIGHTS.fullmatch(old.name):
             old.unlink(missing_ok=True)
@@ -104,10 +104,7 @@ def _write_weights(folder: Path, tensors: dict[str, Tensor]) -> Path:
     """Write under a temporary name, then under one that its content decides."""
     temporary = _temporary(folder)
     try:
-        save_file(tensors, temporary, metadata={"format": "pt"})
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)  # safetensors writes files that only their owner may read
+        write_tensors(tensors, temporary)
         _sync(temporary)
         final = folder / f"model-{_sha256(temporary)[:16]}.safetensors"
         os.replace(temporary, final)
@@ -116,7 +113,16 @@ def _write_weights(folder: Path, tensors: dict[str, Tensor]) -> Path:
     return final
 
 
-def _replace(file: Path, write: Callable[[Path], Any]) -> None:
+def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
+    """A safetensors file with the usual rights; safetensors writes files that only their owner may read."""
+    save_file(tensors, file, metadata={"format": "pt"})
+    mask = os.umask(0)
+    os.umask(mask)
+    file.chmod(0o666 & ~mask)
+
+
+def replace_file(file: Path, write: Callable[[Path], Any]) -> None:
+    """Have ``write`` write a file, which takes its place once it is whole and on disk."""
     temporary = _temporary(file.parent)
     try:
         write(temporary)

@@ -39,6 +39,8 @@ class Call:
     name: str
     input: Tensor
     output: Tensor
+    times: int = 1
+    """How often; input and output are those of the last time."""
 
     def num_outputs(self, network: nn.Module) -> int:
         return self.output.shape[_dim(network, self.name)]
@@ -103,8 +105,8 @@ def traced(network: nn.Module, example: Any, also: str | None = None) -> tuple[T
     def noting(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def note(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
-                calls.pop(name, None)
-                calls[name] = Call(name, args[0], output)
+                before = calls.pop(name, None)
+                calls[name] = Call(name, args[0], output, 1 if before is None else before.times + 1)
 
         return note
 
@@ -158,17 +160,18 @@ def _located(network: nn.Module, example: Any, found: Call, output: Tensor) -> L
     last = LastLayer(found.name, width, outputs, "output")
     own = flat(found.input)
     if passed is not None and passed.shape == (len(output), width):
-        if own.dim() == 2:
-            same = torch.equal(passed, own)
-        else:  # a layer that is called on every token or pixel: the output must be a choice or mean of them
-            same = _is_linear(layer) and torch.allclose(_applied(layer, passed), output, rtol=1e-3, atol=1e-3)
-        if same:
+        # A layer may be called on every token or pixel, or more than once: then what comes out must be a
+        # choice or a mean of what it was given.
+        if found.times == 1 and own.dim() == 2 and torch.equal(passed, own):
             return last
-    if own.dim() == 2 and len(own) == len(output):
+        if is_linear(layer) and torch.allclose(_applied(layer, passed), output, rtol=1e-3, atol=1e-3):
+            return last
+    if own.dim() == 2 and len(own) == len(output) and found.times == 1:
         return replace(last, reads="input")
+    called = f"called {found.times} times, the last" if found.times > 1 else "called"
     raise ClassifierNotFoundError(
-        f"layer {found} is called on {tuple(found.input.shape)}, not on one vector (B, D) for each example, "
-        'and the network does not turn its input into one: name another layer, classifier="..."'
+        f"layer {found} is {called} on {tuple(found.input.shape)}, not on one vector (B, D) for each "
+        'example, and the network does not turn its input into one: name another layer, classifier="..."'
     )
 
 
@@ -194,9 +197,15 @@ def _is_conv(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Conv1d | nn.Conv2d)
 
 
-def _is_linear(layer: nn.Module) -> bool:
-    """Whether it acts on each vector alone: a linear layer, or a convolution with a kernel of size one."""
-    return isinstance(layer, nn.Linear) or (_is_conv(layer) and set(layer.kernel_size) == {1})  # type: ignore[arg-type]
+def is_linear(layer: nn.Module) -> bool:
+    """Whether it acts on each vector alone, as Wx + b: a linear layer, or a convolution with a kernel of size
+    one; exact types only, since a subclass may use its weight in another way.
+    """
+    if type(layer) not in LINEAR:
+        return False
+    if isinstance(layer, nn.Conv1d | nn.Conv2d):
+        return set(layer.kernel_size) == {1} and layer.groups == 1
+    return True
 
 
 def _dim(network: nn.Module, name: str) -> int:

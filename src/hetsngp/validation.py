@@ -184,7 +184,7 @@ def check_batch(batch: Any, where: str) -> tuple[Any, Any, Any]:
 
 
 def _labelled_mapping(batch: Mapping[str, Any], where: str) -> tuple[Any, Any, Any]:
-    names = [name for name in ("labels", "label") if name in batch]
+    names = [name for name in ("labels", "label", "label_ids") if name in batch]
     if not names:
         raise TypeError(
             f"{where} yields a dict with {', '.join(map(repr, batch))} and no 'labels': labels are needed "

@@ -17,7 +17,7 @@ SRC = Path(__file__).parents[2] / "src"
 
 # Lowest first; a room imports from its own layer and from those below.
 LAYERS: list[set[str]] = [
-    {"factors", "types", "errors", "validation"},
+    {"factors", "types", "errors", "validation", "storage"},
     {"functional"},
     {"nn"},
     {"model", "multi_input", "ensemble"},
@@ -25,7 +25,7 @@ LAYERS: list[set[str]] = [
         *("options", "parts", "recipes", "conversion", "tracing", "libraries", "calibration", "posterior"),
         *("crossfit", "counting", "loop", "table", "fitting", "progress", "features", "frozen"),
     },
-    {"storage", "saved", "artifact", "estimator"},
+    {"saved", "artifact", "estimator"},
     {"data", "training", "evaluation", "metrics"},
     {"cli", "__main__"},
 ]

@@ -21,6 +21,7 @@ from hetsngp.nn.spectral import (
     bound_spectrally,
     fold_spectral_bound,
     measure_sigma,
+    settle_bounds,
 )
 
 BUFFERS = ("spectral_bound", "spectral_sigma", "spectral_v")
@@ -580,3 +581,138 @@ def test_export_in_eval_mode_matches() -> None:
     program = torch.export.export(model, (x,), dynamic_shapes=({0: batch},))
     other = images(7, batch=3)
     torch.testing.assert_close(program.module()(other), model(other))
+
+
+# Pretrained layers: a bound that changes nothing
+
+
+def large(scale: float = 50.0) -> nn.Sequential:
+    """The first layer is far above any bound that is asked for."""
+    model = network()
+    with torch.no_grad():
+        model[0].weight *= scale
+    return model
+
+
+SIZES = {"0": (8, 8), "2": (4, 4), "4": ()}
+
+
+def test_settled_bounds_are_measured_at_the_sizes_that_come() -> None:
+    model = large().eval()
+    expected = model(images())
+    sigmas = {
+        name: true_sigma(model[int(name)], model[int(name)].weight, size) for name, size in SIZES.items()
+    }
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    bound_spectrally(model, 3.0, keep=True)
+    found = settle_bounds(model, lambda: model(images()))
+    assert [layer.name for layer in found] == list(SIZES)
+    for layer in found:
+        sigma = sigmas[layer.name]
+        assert layer.sigma == pytest.approx(sigma, rel=0.04)
+        assert layer.sigma == float(model.get_submodule(layer.name).spectral_sigma)
+        assert layer.bound == float(model.get_submodule(layer.name).spectral_bound)
+        if layer.name == "0":
+            assert sigma < layer.bound == pytest.approx(1.05 * sigma, rel=0.04)
+        else:
+            assert layer.bound == 3.0
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    assert torch.equal(model(images()), expected)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert not any(module.training for module in model.modules())
+
+
+def test_a_bound_just_over_the_norm_is_raised_too() -> None:
+    """σ is an estimate from below: without room, the next one would shrink the layer."""
+    layer = nn.Linear(6, 6)
+    sigma = true_sigma(layer, layer.weight)
+    bound_layer(layer, 1.02 * sigma, keep=True)
+    layer(torch.randn(3, 6))
+    assert float(layer.spectral_bound) == pytest.approx(1.05 * sigma, rel=0.02)
+    roomy = nn.Linear(6, 6)
+    bound_layer(roomy, 1.2 * true_sigma(roomy, roomy.weight), keep=True)
+    before = float(roomy.spectral_bound)
+    roomy(torch.randn(3, 6))
+    assert float(roomy.spectral_bound) == before
+
+
+def test_without_keep_a_layer_is_shrunk_to_the_bound_that_was_asked_for() -> None:
+    model = large()
+    bound_spectrally(model, 3.0)
+    settle_bounds(model, lambda: model(images()))
+    assert float(model[0].spectral_bound) == 3.0
+    assert true_sigma(model[0], model.eval()[0].bounded_weight(), (8, 8)) <= 3.0 * 1.04
+
+
+def test_the_first_training_pass_settles_bounds_as_well() -> None:
+    model, other = large(), large()
+    other.load_state_dict(model.state_dict())
+    expected = model(images())
+    for net in (model, other):
+        bound_spectrally(net, 3.0, keep=True)
+    torch.testing.assert_close(model.train()(images()), expected)
+    settle_bounds(other, lambda: other.eval()(images()))
+    torch.testing.assert_close(model[0].spectral_bound, other[0].spectral_bound)
+
+
+def test_a_bound_is_raised_once_and_growing_weights_cannot_move_it() -> None:
+    model = large()
+    bound_spectrally(model, 3.0, keep=True)
+    settle_bounds(model, lambda: model(images()))
+    bounds = [float(model[i].spectral_bound) for i in (0, 2, 4)]
+    with torch.no_grad():
+        for p in model.parameters():
+            p *= 20
+    for _ in range(5):
+        model.train()(images())
+    settle_bounds(model, lambda: model(images()))
+    assert [float(model[i].spectral_bound) for i in (0, 2, 4)] == bounds
+    model.eval()
+    for (name, size), bound in zip(SIZES.items(), bounds, strict=True):
+        layer = model[int(name)]
+        assert true_sigma(layer, layer.weight, size) > 1.5 * bound
+        assert true_sigma(layer, layer.bounded_weight(), size) <= 1.04 * bound
+
+
+def test_layers_that_are_not_called_are_settled_when_they_are() -> None:
+    model = nn.ModuleDict({"used": nn.Linear(4, 4), "spare": nn.Linear(4, 4)})
+    with torch.no_grad():
+        model["spare"].weight *= 50
+    bound_spectrally(model, 9.0, keep=True)
+    assert [layer.name for layer in settle_bounds(model, lambda: model["used"](torch.randn(2, 4)))] == [
+        "used"
+    ]
+    assert float(model["spare"].spectral_sigma) == 0
+    model["spare"].train()(torch.randn(2, 4))
+    sigma = true_sigma(model["spare"], model["spare"].weight)
+    assert float(model["spare"].spectral_bound) == pytest.approx(1.05 * sigma, rel=0.04)
+
+
+def test_hooks_are_taken_off_when_the_pass_fails() -> None:
+    model = network()
+    bound_spectrally(model, 3.0, keep=True)
+    with pytest.raises(RuntimeError):
+        settle_bounds(model, lambda: model(torch.randn(2, 5)))
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_raised_bounds_are_copied_pickled_and_saved() -> None:
+    model = large()
+    bound_spectrally(model, 3.0, keep=True)
+    settle_bounds(model, lambda: model(images()))
+    fresh = network()
+    bound_spectrally(fresh, 3.0, keep=True)
+    fresh.load_state_dict(model.state_dict())
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), fresh):
+        assert torch.equal(twin[0].spectral_bound, model[0].spectral_bound)
+        assert torch.equal(twin.eval()(images()), model.eval()(images()))
+
+
+def test_a_folded_layer_that_is_bounded_again_forgets_that_it_was_kept() -> None:
+    layer = nn.Linear(4, 4)
+    bound_layer(layer, 0.1, keep=True)
+    layer(torch.randn(2, 4))
+    fold_spectral_bound(layer)
+    bound_layer(layer, 0.1)
+    layer(torch.randn(2, 4))
+    assert float(layer.spectral_bound) == pytest.approx(0.1)

@@ -11,12 +11,13 @@ import math
 import torch
 from torch import Tensor
 
-NORMALIZATIONS = ("direction", "polar", "rms")
+NORMALIZATIONS = ("direction", "polar", "rms", "power")
+FEATURES = ("random", "inducing")
 # Weight of the standardised log length against the direction (√D long) under "polar".
 POLAR_WEIGHT = 0.3
 
 
-def rbf_kernel(x: Tensor, y: Tensor, amplitude: float = 1.0, length_scale: float = 1.0) -> Tensor:
+def rbf_kernel(x: Tensor, y: Tensor, amplitude: float = 1.0, length_scale: float | Tensor = 1.0) -> Tensor:
     """The exact kernel: x (N, D), y (M, D) → (N, M)."""
     return amplitude**2 * torch.exp(-torch.cdist(x, y).square() / (2 * length_scale**2))
 
@@ -58,6 +59,29 @@ def sincos_features(h: Tensor, frequencies: Tensor) -> Tensor:
     return math.sqrt(1 / frequencies.shape[0]) * torch.cat([torch.cos(angle), torch.sin(angle)], dim=-1)
 
 
+def kernel_components(gram: Tensor, num: int) -> Tensor:
+    """U/√λ of the ``num`` largest eigenvalues of a kernel matrix (n, n): (n, num), zero if there are fewer.
+
+    With k (B, n) the kernel between other points and those n, kU/√λ are features whose inner products are the
+    kernel's, as far as those components go (Nyström).
+
+    >>> gram = rbf_kernel(torch.arange(3.0).double()[:, None], torch.arange(3.0).double()[:, None])
+    >>> phi = gram @ kernel_components(gram, 5)
+    >>> torch.allclose(phi @ phi.mT, gram)
+    True
+    """
+    values, vectors = torch.linalg.eigh(gram)
+    values, vectors = values.flip(0)[:num], vectors.flip(1)[:, :num]
+    kept = values > len(gram) * torch.finfo(gram.dtype).eps * values[0]
+    scaled = torch.where(kept, vectors / values.clamp_min(torch.finfo(gram.dtype).tiny).sqrt(), 0.0)
+    return torch.nn.functional.pad(scaled, (0, num - scaled.shape[1]))
+
+
+def signed_root(h: Tensor) -> Tensor:
+    """sign(h)·√|h|: pooled activations are bursty, and large ones would decide every distance."""
+    return h.sign() * h.abs().sqrt()
+
+
 def median_distance(h: Tensor) -> Tensor:
     """Median distance between distinct rows of h (N, D), the usual length scale: a scalar, or NaN."""
     distance = torch.pdist(h)
@@ -72,15 +96,16 @@ def normalize(
     ``direction``: √D·(h − μ)/‖h − μ‖, (B, D); length is dropped, because unfamiliar images have short
     features. ``polar``: the same and 0.3·√D·(log‖h − μ‖ − mean)/std as one more coordinate, (B, D+1); far
     inputs stay far. ``rms``: (h − μ)/rms with one scale for all coordinates, (B, D); a distance-preserving
-    network keeps its geometry. All three have typical length √D.
+    network keeps its geometry. ``power``: the direction of the signed square roots, μ being their mean,
+    (B, D); for frozen features, since the root has no gradient at zero. All have typical length √D.
     """
-    centred = h - mean
+    centred = (signed_root(h) if kind == "power" else h) - mean
     if kind == "rms":
         return centred / rms
     root = math.sqrt(h.shape[-1])
     length = centred.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(h.dtype).tiny ** 0.5)
     direction = root * centred / length
-    if kind == "direction":
+    if kind in ("direction", "power"):
         return direction
     radius = (length.log() - log_length) / log_spread
     return torch.cat([direction, POLAR_WEIGHT * root * radius], dim=-1)

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 READS = ("output", "input")
@@ -40,6 +39,10 @@ class Catch(nn.Module):
         shape = list(h.shape)
         shape[self.dim] = self.num_outputs
         return h.new_zeros(shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what nobody took: copies and pickles have no use for it."""
+        return {**self.__dict__, "_caught": {}}
 
     def take(self) -> Tensor:
         """The input of the last call."""
@@ -83,7 +86,7 @@ class Extractor(nn.Module):
         self.source = source or {"name": None, "class": type(network).__name__}
         """How to construct the network again, where that is known."""
         if classifier is not None:
-            dim = 1 if isinstance(network.get_submodule(classifier), nn.Conv2d) else -1
+            dim = 1 if isinstance(network.get_submodule(classifier), nn.Conv1d | nn.Conv2d) else -1
             stand_in = Passage() if reads == "output" else Catch(num_outputs, dim)
             network = replace_layer(network, classifier, stand_in)
         self.network = network
@@ -93,12 +96,6 @@ class Extractor(nn.Module):
 
     def forward(self, x: Any) -> Tensor:
         """x → h: (B, D)."""
-        if not self.frozen:
-            return self._features(x)
-        with torch.no_grad():
-            return self._features(x)
-
-    def _features(self, x: Any) -> Tensor:
         output = call(self.network, x)
         if self.reads == "output":
             return flat(logits_of(output))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -128,6 +129,14 @@ class GaussianHead(Head):
             "seed": None if self.training or generator is not None else 0,
             "decorrelate": self.training,
         }
+
+    def adapt(self, h: Tensor, also: Sequence[Tensor] = (), generator: torch.Generator | None = None) -> None:
+        if isinstance(self.latent, RandomFeatureGP):
+            self.latent.adapt(h, also, generator)
+
+    def forget_rows(self) -> None:
+        if isinstance(self.latent, RandomFeatureGP):
+            self.latent.forget_rows()
 
     def nll(self, h: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """−log p̄(y) of each row: (B·M,). Labels (B·M,), or multi-hot (B·M, K) under the sigmoid."""

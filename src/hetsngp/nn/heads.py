@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,6 +64,14 @@ class Head(nn.Module):
         return self.link.link == "sigmoid"
 
     # --- training ---------------------------------------------------------------------------------------
+
+    def adapt(self, h: Tensor, also: Sequence[Tensor] = (), generator: torch.Generator | None = None) -> None:
+        """Look at all training features h (n, D) before training, where they are at hand and will not change;
+        what is known of them and of ``also`` is kept until :meth:`forget_rows`.
+        """
+
+    def forget_rows(self) -> None:
+        """The features of before will not come again."""
 
     def nll(self, h: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """The training loss of each example, and member: labels of B·M rows → (B·M,)."""

@@ -19,6 +19,10 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _LAYERS = {*LAYERS, BoundedLinear, BoundedConv1d, BoundedConv2d}
 
 
+class NoInputLayerError(ValueError):
+    """A network has no layer at all that could be widened."""
+
+
 class InputStack:
     """In front of a widened layer, as a hook: M inputs side by side along the features or channels.
 
@@ -144,7 +148,7 @@ def first_layer(backbone: nn.Module) -> nn.Module:
             f"the first layer {name!r} has groups={module.groups}: several inputs at once need a convolution "
             "with groups=1 there"
         )
-    raise ValueError("the backbone has no layer with parameters that several inputs could enter by")
+    raise NoInputLayerError("the backbone has no layer with parameters that several inputs could enter by")
 
 
 def widen_layer(layer: nn.Module, num_inputs: int) -> None:
@@ -171,6 +175,8 @@ def tighten_for_tiles(layer: nn.Module, num_inputs: int) -> None:
     """Bound a widened layer by c/√M: to M equal inputs, as in prediction, it is then bounded by c."""
     if isinstance(layer, BoundedLinear | BoundedConv1d | BoundedConv2d):
         layer.spectral_bound = layer.spectral_bound / math.sqrt(num_inputs)
+        if layer.spectral_keep is not None:
+            layer.spectral_keep /= math.sqrt(num_inputs)
 
 
 def widened_weight(weight: Tensor, num_inputs: int) -> Tensor:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from hetsngp.functional.features import median_distance, normalize
+from hetsngp.functional.features import median_distance, normalize, signed_root
 
 # Rows of a batch that the median distance is taken over: 8,128 pairs.
 DISTANCE_ROWS = 128
@@ -46,9 +46,15 @@ class FeatureNormalizer(nn.Module):
         """(B, D) → (B, D), or (B, D+1) for polar."""
         if self.training:
             self._update(h.detach())
-        return self._normalize(h)
+        return self.normalized(h)
 
-    def _normalize(self, h: Tensor) -> Tensor:
+    def settle(self, h: Tensor) -> None:
+        """Take the statistics of h (n, D), all there is, in random order."""
+        self.steps.zero_()
+        self._update(h)
+
+    def normalized(self, h: Tensor) -> Tensor:
+        """By the statistics as they are."""
         rms = self.mean_square.to(h.dtype).sqrt().clamp_min(_SMALLEST)
         spread = self.log_variance.to(h.dtype).sqrt().clamp_min(1e-3)
         return normalize(h, self.kind, self.mean.to(h), rms, self.log_length.to(h.dtype), spread)
@@ -59,13 +65,14 @@ class FeatureNormalizer(nn.Module):
         varied = (h - h[:1]).abs().amax() > 1e-5 * h.abs().amax()
         self.steps += varied
         weight = torch.clamp(1 / self.steps.clamp_min(1), min=self.momentum).to(h.dtype) * varied
-        self._move(self.mean, h.mean(0), weight)
-        centred = h - self.mean.to(h)
+        seen = signed_root(h) if self.kind == "power" else h
+        self._move(self.mean, seen.mean(0), weight)
+        centred = seen - self.mean.to(h)
         self._move(self.mean_square, centred.square().mean(), weight)
         log_length = centred.norm(dim=1).clamp_min(_SMALLEST).log()
         self._move(self.log_length, log_length.mean(), weight)
         self._move(self.log_variance, (log_length - self.log_length.to(h)).square().mean(), weight)
-        distance = median_distance(self._normalize(h[:DISTANCE_ROWS])).to(self.distance)
+        distance = median_distance(self.normalized(h[:DISTANCE_ROWS])).to(self.distance)
         self._move(self.distance, torch.where(distance.isnan(), self.distance, distance), weight)
 
     @staticmethod

@@ -36,11 +36,12 @@ class _Bounded(nn.Module):
     first training pass. σ lags the weight by one iteration: by some per cent where two singular values cross
     in fast training. `torch.compile(fullgraph=True)` wants the first pass to be eager.
 
-    A pretrained layer (`spectral_keep`) is not to be changed by being bounded: where its σ is larger than c
-    when it is first measured, c becomes 1.05·σ.
+    A pretrained layer is not to be changed by being bounded. It remembers the c that was asked for
+    (`spectral_keep`): where its σ is larger when it is first measured, c becomes 1.05·σ, and at another image
+    size, with another σ, c changes as σ does, never below what was asked for.
     """
 
-    spectral_keep: bool = False
+    spectral_keep: float | None = None
 
     weight: Tensor
     spectral_bound: Tensor
@@ -72,12 +73,10 @@ class _Bounded(nn.Module):
         v = start_vector((_in_channels(self), *spatial), self.spectral_v.dtype, self.spectral_v.device)
         sigma, v_end = _norm(self, v, _FIRST_ITERATIONS)
         self.spectral_v = v_end.to(v)
-        if self.spectral_keep and not bool(self.spectral_sigma):
-            self.spectral_bound = torch.where(
-                sigma.to(self.spectral_bound) > self.spectral_bound / _ROOM,
-                sigma.to(self.spectral_bound) * _ROOM,
-                self.spectral_bound,
-            )
+        if self.spectral_keep is not None:
+            sigma, before = sigma.to(self.spectral_bound), self.spectral_sigma
+            fits = torch.where(before > 0, self.spectral_bound * sigma / before, _ROOM * sigma)
+            self.spectral_bound = fits.clamp_min(self.spectral_keep)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # Rounded to bfloat16, σ would differ between training and evaluation, and c from what was asked for.
@@ -137,7 +136,7 @@ def bound_layer(module: nn.Module, bound: float, *, keep: bool = False) -> None:
     _register(module, bound)
     module.__class__ = _BOUNDED[type(module)]
     if keep:
-        cast(_Bounded, module).spectral_keep = True
+        cast(_Bounded, module).spectral_keep = bound
 
 
 def bound_spectrally(module: nn.Module, bound: float, *, keep: bool = False) -> list[str]:
@@ -164,6 +163,11 @@ def bound_spectrally(module: nn.Module, bound: float, *, keep: bool = False) -> 
     return names
 
 
+def bounded_layers(module: nn.Module) -> dict[str, _Bounded]:
+    """Every layer with a bound, by name."""
+    return {name: layer for name, layer in module.named_modules() if isinstance(layer, _Bounded)}
+
+
 @dataclass(frozen=True)
 class LayerBound:
     """A layer's name, its σ, and the c it is bounded by."""
@@ -183,7 +187,7 @@ def settle_bounds(module: nn.Module, forward: Callable[[], Any]) -> list[LayerBo
     def note(layer: nn.Module, args: tuple[Any, ...]) -> None:
         sizes[layer] = () if isinstance(layer, nn.Linear) else args[0].shape[2:]
 
-    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, _Bounded)}
+    layers = bounded_layers(module)
     handles = [layer.register_forward_pre_hook(note) for layer in layers.values()]
     try:
         forward()
@@ -219,6 +223,7 @@ def fold_spectral_bound(module: nn.Module) -> int:
             layer.weight.copy_(weight)
         for name in _BUFFERS:
             delattr(layer, name)
+        layer.__dict__.pop("spectral_keep", None)
         layer.__class__ = _PLAIN[type(layer)]
     return len(layers)
 
