@@ -178,19 +178,42 @@ def predict(model: hetsngp.Classifier, h: torch.Tensor) -> Prediction:
 
 def measure(
     model: hetsngp.Classifier, test: FeatureSet, near: FeatureSet, far: FeatureSet
-) -> dict[str, float]:
+) -> tuple[dict[str, float], dict[str, Any]]:
     inside = predict(model, test.h)
     probs, labels = inside.probs.cpu(), test.y
     out = {"accuracy": metrics.accuracy(probs, labels), "nll": metrics.nll(probs, labels)}
     out["ece"] = metrics.ece(probs, labels)
+    curves = {"reliability": reliability(probs, labels)}
     for name, outside in (("near", near), ("far", far)):
         other = predict(model, outside.h)
+        curves[name] = roc(inside.ood_score.cpu(), other.ood_score.cpu())
         out[f"{name}_auroc"] = metrics.auroc(inside.ood_score.cpu(), other.ood_score.cpu())
         # With one score for all heads, to tell what is the head's and what the score's.
         out[f"{name}_auroc_entropy"] = metrics.auroc(
             inside.total_uncertainty.cpu(), other.total_uncertainty.cpu()
         )
-    return out
+    return out, curves
+
+
+def reliability(probs: torch.Tensor, labels: torch.Tensor, bins: int = 15) -> list[list[float]]:
+    """(share of the examples, mean confidence, accuracy) of each bin that has any."""
+    confidence, label = probs.max(1)
+    right = (label == labels).float()
+    which = (confidence * bins).long().clamp_max(bins - 1)
+    found = [which == b for b in range(bins)]
+    return [
+        [round(float(v), 4) for v in (rows.float().mean(), confidence[rows].mean(), right[rows].mean())]
+        for rows in found
+        if bool(rows.any())
+    ]
+
+
+def roc(inside: torch.Tensor, outside: torch.Tensor, points: int = 51) -> list[list[float]]:
+    """Of calling an image unfamiliar: (share of the familiar, share of the unfamiliar) above a threshold."""
+    thresholds = torch.quantile(inside.double(), torch.linspace(1, 0, points).double())
+    return [
+        [round(float((scores >= t).double().mean()), 4) for scores in (inside, outside)] for t in thresholds
+    ]
 
 
 def raw_linear(model: hetsngp.Classifier, test: FeatureSet) -> dict[str, float]:
@@ -205,6 +228,7 @@ def run_heads(folder: Path, device: torch.device, seeds: tuple[int, ...]) -> dic
     print(model.conversion)
     test, near, far = (features(name, folder, model) for name in ("cifar10-test", "cifar100-test", "scenes"))
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in (*HEADS, "linear, not calibrated")}
+    curves: dict[str, Any] = {}
     for seed in seeds:
         whole = features(f"cifar10-train-{seed}", folder, model)
         training, held_out = part(whole, 0, TRAINING), part(whole, TRAINING, HELD_OUT)
@@ -212,7 +236,10 @@ def run_heads(folder: Path, device: torch.device, seeds: tuple[int, ...]) -> dic
             began = time.perf_counter()
             report = hetsngp.fit_head(model, training, held_out, seed=seed, method=method)
             seconds = time.perf_counter() - began
-            found = {**measure(model, test, near, far), "seconds": round(seconds, 1)}
+            found, shapes = measure(model, test, near, far)
+            if seed == seeds[0]:
+                curves[name] = shapes
+            found["seconds"] = round(seconds, 1)
             found |= {"temperature": report.temperature, "scale": report.scale}
             runs[name].append(found)
             print(f"seed {seed} {name:16s}", {k: round(v, 4) for k, v in found.items()}, flush=True)
@@ -228,7 +255,39 @@ def run_heads(folder: Path, device: torch.device, seeds: tuple[int, ...]) -> dic
         "mean": {name: summary(found) for name, found in runs.items()},
         "paired": paired(runs),
         "runs": runs,
+        "curves of the first seed": curves,
     }
+
+
+def draw(result: dict[str, Any], file: Path) -> None:
+    """Calibration and detection of the first seed, linear against hetsngp."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    curves = result["curves of the first seed"]
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.9), layout="constrained")
+    for name, colour in (("linear", "tab:gray"), ("hetsngp", "tab:red")):
+        mean = {key: value[0] for key, value in result["mean"][name].items()}
+        _, confidence, accuracy = zip(*curves[name]["reliability"], strict=True)
+        left.plot(confidence, accuracy, "o-", ms=3, color=colour, label=f"{name}, ECE {mean['ece']:.3f}")
+        for axis, kind in ((middle, "near"), (right, "far")):
+            label = f"{name}, AUROC {mean[f'{kind}_auroc']:.3f}"
+            axis.plot(*zip(*curves[name][kind], strict=True), color=colour, label=label)
+    for axis in (left, middle, right):
+        axis.plot([0, 1], [0, 1], ":", lw=1, color="black")
+        axis.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    left.set(title="Test images", xlabel="confidence", ylabel="accuracy")
+    middle.set(title="Near: CIFAR-100", ylabel="unfamiliar images found")
+    right.set(title="Far: scenes", ylabel="unfamiliar images found")
+    for axis in (middle, right):
+        axis.set_xlabel("familiar images called unfamiliar")
+    for axis in (left, middle, right):
+        axis.legend(loc="lower right", frameon=False)
+    count = len(result["seeds"])
+    figure.suptitle(f"Frozen EfficientNet-Lite0, CIFAR-10 (curves of one seed, numbers of {count})")
+    figure.savefig(file, dpi=130)
 
 
 def summary(found: list[dict[str, float]]) -> dict[str, list[float]]:
@@ -374,6 +433,8 @@ def main() -> None:
         file = args.results / f"{stage}.json"
         file.write_text(json.dumps(result, indent=1) + "\n")
         print(f"wrote {file}")
+        if stage == "heads":
+            draw(result, args.results / "heads.png")
 
 
 if __name__ == "__main__":

@@ -12,22 +12,15 @@ from torch import nn
 
 from hetsngp import libraries
 from hetsngp.ensemble import Ensemble
-from hetsngp.model import Classifier, evaluating, to_device
+from hetsngp.locating import example_batch, locate_last_layer
+from hetsngp.model import Classifier, evaluating
 from hetsngp.nn.extractor import Extractor
 from hetsngp.nn.latent import LinearLatent
 from hetsngp.nn.spectral import LayerBound, bounded_layers, settle_bounds
 from hetsngp.parts import spectral_bound_for
 from hetsngp.recipes import METHODS, build, check_options
-from hetsngp.tracing import (
-    LINEAR,
-    ClassifierNotFoundError,
-    LastLayer,
-    find_last_layer,
-    in_precision,
-    is_linear,
-    returned_features,
-)
-from hetsngp.validation import check_choice, check_inputs, check_num_classes
+from hetsngp.tracing import LINEAR, LastLayer, is_linear
+from hetsngp.validation import check_choice, check_num_classes
 
 
 @dataclass(frozen=True)
@@ -139,8 +132,8 @@ def convert(
     source = libraries.describe(network)
     if copy:
         network = _copied(network)
-    example = _example(network, example_input)
-    last = _last_layer(network, named, example, given=example_input is not None)
+    example = example_batch(network, example_input)
+    last = locate_last_layer(network, named, example, given=example_input is not None)
     classes = _check_classes(network, last, num_classes)
     layer = None if last.name is None else network.get_submodule(last.name)
     extractor = Extractor(
@@ -222,58 +215,6 @@ def _copied(network: nn.Module) -> nn.Module:
         raise ValueError(
             f"{type(network).__name__} cannot be copied ({error}): convert(..., copy=False) takes it over"
         ) from error
-
-
-def _example(network: nn.Module, given: Any) -> Any:
-    """A batch on the network's device and in its precision, or None."""
-    example = libraries.example_for(network) if given is None else given
-    if example is None:
-        return None
-    check_inputs(example)
-    tensor = next((p for p in network.parameters() if p.is_floating_point()), torch.zeros(()))
-    return in_precision(to_device(example, tensor.device), tensor.dtype)
-
-
-def _last_layer(network: nn.Module, named: str | None, example: Any, *, given: bool) -> LastLayer:
-    named = libraries.last_layer_of(network) if named is None else named
-    if example is None and named is None:
-        raise ValueError(
-            f"convert cannot know what {type(network).__name__} takes: give a batch of it, "
-            "example_input=..., by which the layer that makes the logits is found; or name that layer, "
-            'classifier="..."'
-        )
-    if example is None:
-        return _unseen(network, named)
-    try:
-        if named is not None and isinstance(network.get_submodule(named), nn.Identity):
-            return returned_features(network, example)
-        return find_last_layer(network, example, named)
-    except ClassifierNotFoundError:
-        raise
-    except Exception as error:
-        if given:
-            raise ValueError(
-                f"{type(network).__name__} did not take example_input: {type(error).__name__}: {error}. Give "
-                "a batch as it takes it: a tensor, a dict of keyword arguments, or a tuple"
-            ) from error
-        if named is None:
-            raise ValueError(
-                f"{type(network).__name__} did not take an input of the usual shape ({error}): give a batch "
-                "of yours, example_input=..."
-            ) from error
-        return _unseen(network, named)
-
-
-def _unseen(network: nn.Module, name: str | None) -> LastLayer:
-    """The layer as it stands, without having seen it called."""
-    assert name is not None
-    layer = network.get_submodule(name)
-    if isinstance(layer, nn.Linear):
-        return LastLayer(name, layer.in_features, layer.out_features, "input")
-    raise ValueError(
-        f"layer {name!r} is a {type(layer).__name__}, whose input and output are not known without a batch: "
-        "give one, example_input=..."
-    )
 
 
 def _check_classes(network: nn.Module, last: LastLayer, num_classes: int | None) -> int:

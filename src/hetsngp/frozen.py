@@ -38,8 +38,8 @@ from hetsngp.validation import (
 DEFAULTS: dict[str, Any] = {"features": "inducing", "random_features": 2048}
 DEFAULT_NORMALIZATION = {"convolutional": "power"}
 
-# A head on few examples takes as many steps as one on many.
-STEPS = 2000
+# A head on few examples takes as many steps as one on some thousands.
+STEPS = 1000
 
 # What is decided when the backbone is made: a head alone cannot change it.
 OF_THE_BACKBONE = ("method", "spectral_bound")
@@ -75,12 +75,12 @@ def fit_head(
             hold out at random (fewer than 100 rows: by folds, as the scikit-learn estimator does); None: all
             epochs are run, and nothing is calibrated.
         epochs: Passes over the features, at most; the learning rate follows a cosine to zero over them. None:
-            50, or as many as make 2,000 steps.
+            50, or as many as make 1,000 steps.
         batch_size: Rows a step.
         lr: Learning rate of AdamW; three times this for the weights of a GP.
         weight_decay: Of AdamW, for what has no prior of its own.
-        patience: Epochs without a better held-out NLL after which training stops (a fifth of them all, if
-            that is more); the best epoch is kept in either case. None: never.
+        patience: Epochs without a better held-out NLL after which training stops (a fifth of them all where
+            ``epochs`` is None and that is more); the best epoch is kept in either case. None: never.
         seed: Of the head's initial values, the split, the order of batches and the integration points.
         progress: Show how far it is; None: at a terminal.
         **options: Options to change; the others stay as they were, when the model was made or last fitted so.
@@ -104,12 +104,14 @@ def fit_head(
     refuse_training_data(loader, calibration)
     show = at_a_terminal() if progress is None else progress
     seeds = np.random.default_rng(seed).integers(2**31, size=4).tolist()
-    make = functools.partial(_view, model, method, changed, seeds[1])
-    sample = make()  # a method that cannot be fitted so is refused before anything is run
+    sample = _view(model, method, changed, 0)  # what cannot be fitted so is refused before anything is run
     table = _table(sample, _features(model, sample, loader, "loader", show), "loader")
+    changed = _no_more_than(len(table.y), changed)
+    make = functools.partial(_view, model, method, changed, seeds[1])
     steps = math.ceil(len(table.y) / batch_size)
     schedule = Schedule(epochs or max(50, math.ceil(STEPS / steps)), lr, weight_decay, GP_LEARNING_RATE)
-    patience = patience and max(patience, schedule.epochs // 5)
+    if patience is not None and epochs is None:
+        patience = max(patience, schedule.epochs // 5)
     fit = Fit(make, schedule, batch_size, patience, (seeds[2], seeds[3]), double=False)
     if share is not None:
         pairs = split(table, share, seeds[0])
@@ -145,6 +147,13 @@ def _check_options(model: Classifier, options: dict[str, Any]) -> tuple[str, Opt
     better = {**DEFAULTS, "normalization": DEFAULT_NORMALIZATION.get(kind_of(model.backbone))}
     left = {name: value for name, value in better.items() if own[name] == getattr(untouched, name)}
     return method, check_options({**own, **left, **options})
+
+
+def _no_more_than(rows: int, options: Options) -> Options:
+    """Inducing features have a component for each row at most."""
+    if options.features != "inducing":
+        return options
+    return replace(options, random_features=min(options.random_features, rows + 2 + rows % 2))
 
 
 def _share(calibration: Any) -> float | None:

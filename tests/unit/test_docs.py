@@ -6,6 +6,7 @@ import textwrap
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +45,26 @@ def module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     return fresh
 
 
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the README has on disk, and no network: initial weights instead of those that would be fetched."""
+    timm = pytest.importorskip("timm")
+    pytest.importorskip("torchvision")
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for label, level in (("cat", 60), ("dog", 180)):
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for number in range(12):
+            pixels = np.clip(rng.normal(level, 40, (48, 48, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / label / f"{number}.png")
+    create = timm.create_model
+    monkeypatch.setattr(
+        timm, "create_model", lambda name, **options: create(name, **{**options, "pretrained": False})
+    )
+
+
+@pytest.mark.usefixtures("photos")
 def test_readme(module: ModuleType) -> None:
     assert README.is_file(), "README.md is missing"
     assert blocks(README.read_text(encoding="utf-8")), "README.md shows no runnable ```python block"

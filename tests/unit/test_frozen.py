@@ -424,22 +424,29 @@ class Shuffled:
         return ((*(t[rows] for t in self.tensors),) for rows in parts)
 
 
+RANDOM = {"features": "random", "normalization": None}
+
+
 @pytest.mark.parametrize(
-    ("method", "make", "weighted"),
+    ("method", "make", "weighted", "kernel"),
     [
-        *((method, network, False) for method in SINGLE),
-        ("hetsngp", network, True),
-        ("posterior_network", network, True),
-        ("hetsngp", images, False),
+        *((method, network, False, RANDOM) for method in SINGLE),
+        ("hetsngp", network, True, RANDOM),
+        ("posterior_network", network, True, RANDOM),
+        ("hetsngp", images, False, RANDOM),
+        ("hetsngp", network, True, {"features": "inducing", "normalization": None}),
+        ("sngp", images, False, {"features": "inducing", "normalization": "power"}),
     ],
 )
-def test_it_is_what_one_would_do_by_hand(method: str, make: Callable[[], nn.Module], weighted: bool) -> None:
+def test_it_is_what_one_would_do_by_hand(
+    method: str, make: Callable[[], nn.Module], weighted: bool, kernel: dict[str, Any]
+) -> None:
     """Features, a head of the method on them, training, the posterior, calibration."""
     model = converted("sngp", 3, make=make)
     more = (0.5 + torch.rand(300),) if weighted else ()
     data, held_out = [(X, Y3, *more)], [(X2, Y3_2)]
     report = fit_head(
-        model, data, held_out, method=method, epochs=20, lr=0.05, patience=2, batch_size=64, seed=7
+        model, data, held_out, method=method, epochs=20, lr=0.05, patience=2, batch_size=64, seed=7, **kernel
     )
 
     features = hetsngp.extract_features(model, data)
@@ -448,7 +455,8 @@ def test_it_is_what_one_would_do_by_hand(method: str, make: Callable[[], nn.Modu
     _, head, order, points = np.random.default_rng(7).integers(2**31, size=4).tolist()
     # On the frozen backbone itself: whatever depends on the kind of network is seen from there.
     generator = torch.Generator().manual_seed(head)
-    view = hetsngp.build(method, model.backbone, 3, generator=generator, **TINY).on_features()
+    view = hetsngp.build(method, model.backbone, 3, generator=generator, **{**TINY, **kernel}).on_features()
+    view.head.adapt(features.h, [held_h], torch.Generator().manual_seed(order))
     view.dataset_size = float(weight.double().sum())
     view.class_counts = torch.stack([weight[c == Y3].double().sum() for c in range(3)])
     mean_one = (weight.double() / weight.double().mean()).float()

@@ -22,7 +22,17 @@ LAYERS: list[set[str]] = [
     {"nn"},
     {"model", "multi_input", "ensemble"},
     {
-        *("options", "parts", "recipes", "conversion", "tracing", "libraries", "calibration", "posterior"),
+        *(
+            "options",
+            "parts",
+            "recipes",
+            "conversion",
+            "tracing",
+            "locating",
+            "libraries",
+            "calibration",
+            "posterior",
+        ),
         *("crossfit", "counting", "loop", "table", "fitting", "progress", "features", "frozen"),
     },
     {"saved", "artifact", "estimator"},

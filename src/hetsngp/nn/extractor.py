@@ -64,6 +64,7 @@ class Extractor(nn.Module):
     has no gradients and stays in eval mode: BatchNorm keeps its statistics, and dropout is off. The network
     is changed in place.
 
+    >>> import torch
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3), nn.LogSoftmax(1))
     >>> Extractor(net, "2", 8, 3, reads="input")(torch.randn(5, 4)).shape
     torch.Size([5, 8])

@@ -1,0 +1,203 @@
+"""Inducing features: the exact GP where every training point is one, the prior where there are no data."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hetsngp
+from hetsngp.functional.features import kernel_components, rbf_kernel, signed_root
+from hetsngp.nn import latent as latent_module
+from hetsngp.nn.inducing import LENGTH_RATIO, InducingFeatures, RowMemory, row_hashes
+from hetsngp.nn.latent import Kernel, RandomFeatureGP
+from hetsngp.nn.normalization import FeatureNormalizer
+
+A = 3.0
+
+
+def adapted(h: Tensor, m: int = 64, posterior: str = "shared", **kernel: Any) -> RandomFeatureGP:
+    kind = Kernel(m, A, normalization="rms", features="inducing", **kernel)
+    gp = RandomFeatureGP(h.shape[1], 3, kind, posterior=posterior).double()
+    gp.adapt(h, generator=torch.Generator().manual_seed(0))
+    gp.forget_rows()
+    return gp.eval()
+
+
+def exact(gp: RandomFeatureGP, x: Tensor, y: Tensor) -> Tensor:
+    """The kernel itself, between the normalised features."""
+    z = [gp.normalizer.normalized(h) for h in (x, y)]
+    return rbf_kernel(*z, A, float(gp.length_scale))
+
+
+@pytest.fixture
+def h() -> Tensor:
+    return torch.randn(40, 5, dtype=torch.float64)
+
+
+def test_their_products_are_the_kernel_wherever_one_of_two_points_is_a_training_point(h: Tensor) -> None:
+    gp, x = adapted(h), torch.randn(7, 5).double()
+    assert torch.allclose(gp.features(x) @ gp.features(h).mT, exact(gp, x, h), atol=1e-6)
+    assert torch.allclose(gp.features(h) @ gp.features(h).mT, exact(gp, h, h), atol=1e-6)
+
+
+def test_the_posterior_is_that_of_the_exact_gp(h: Tensor) -> None:
+    """Textbook: k(x, x) − k(x, X)(K + I)⁻¹k(X, x); precision I + ΣφφT is noise of variance one."""
+    gp = adapted(h)
+    x = torch.cat([h[:3], h[:4] + 0.3, torch.randn(6, 5).double(), 50 + torch.randn(2, 5).double()])
+    phi = gp.features(h)
+    gp.posterior.fit(
+        gp.posterior.statistics(phi, torch.full((40, 3), 1 / 3).double(), torch.ones(()).double())
+    )
+    var = gp(x, posterior=True).var[:, 0]
+    cross = exact(gp, x, h)
+    gram = exact(gp, h, h) + torch.eye(40).double()
+    expected = A**2 - (cross * torch.linalg.solve(gram, cross.mT).mT).sum(1)
+    assert torch.allclose(var, expected, atol=1e-5)
+    assert torch.allclose(var[-2:], torch.full((2,), A**2).double(), atol=1e-6)  # far: the prior
+    assert float(gp.familiarity(x)[-1]) < 1e-6 < 0.5 < float(gp.familiarity(h).min())
+
+
+@pytest.mark.parametrize("posterior", ["kronecker", "exact", "shared"])
+def test_few_components_leave_the_rest_of_the_prior(h: Tensor, posterior: str) -> None:
+    gp = adapted(h, m=8, posterior=posterior)
+    phi = gp.features(h)
+    assert phi.shape == (40, 8)
+    assert not phi[:, -1].any()
+    assert float(phi.square().sum(1).max()) < A**2
+    whole = gp.whole(phi)
+    assert torch.equal(whole[:, :-1], phi[:, :-1])
+    assert torch.allclose(whole.square().sum(1), torch.full((40,), A**2).double())
+    probs = torch.softmax(torch.randn(40, 3).double(), 1)
+    gp.posterior.fit(gp.posterior.statistics(phi, probs, torch.ones(()).double()))
+    near, far = gp(h, posterior=True).var, gp(h + 100, posterior=True).var
+    rest = A**2 - phi.square().sum(1)
+    share = 1 - 1 / 3 if posterior == "kronecker" else 1.0  # the direction that no softmax sees is left out
+    assert bool((near.mean(1) >= share * rest - 1e-8).all())
+    assert bool((far.mean(1) > near.mean(1)).all())
+
+
+def test_components_are_the_best_of_their_number(h: Tensor) -> None:
+    """Eckart and Young: no other 8 features come nearer to the kernel matrix."""
+    gram = rbf_kernel(h, h)
+    phi = gram @ kernel_components(gram, 8)
+    values, vectors = torch.linalg.eigh(gram)
+    best = (vectors[:, -8:] * values[-8:]) @ vectors[:, -8:].mT
+    assert torch.allclose(phi @ phi.mT, best, atol=1e-10)
+    doubled = rbf_kernel(torch.cat([h, h]), torch.cat([h, h]))  # of rank 40
+    components = kernel_components(doubled, 100)
+    assert components.shape == (80, 100)
+    assert torch.isfinite(components).all()
+    assert torch.allclose(doubled @ components @ (doubled @ components).mT, doubled, atol=1e-7)
+
+
+def test_the_length_scale_is_a_share_of_the_median_distance_or_given(h: Tensor) -> None:
+    gp = adapted(h)
+    z = gp.normalizer.normalized(h)
+    assert float(gp.length_scale) == pytest.approx(LENGTH_RATIO * float(torch.pdist(z).median()), rel=1e-6)
+    assert float(adapted(h, length_scale=2.5).length_scale) == 2.5
+
+
+def test_at_most_so_many_points_are_kept(h: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latent_module, "MOST_POINTS", 10)
+    gp = adapted(h)
+    assert gp.inducing is not None
+    assert gp.inducing.points.shape == (10, 5)
+    z = gp.normalizer.normalized(h)
+    distance = torch.cdist(gp.inducing.points, z).amin(1)
+    assert float(distance.max()) < 1e-6  # points of the data
+    assert float(torch.cdist(gp.inducing.points, z[:10]).amin(1).max()) > 0.1  # not the first ten
+
+
+def test_statistics_are_those_of_all_rows_and_stand_still(h: Tensor) -> None:
+    gp = adapted(5 + 2 * h).train()
+    assert torch.allclose(gp.normalizer.mean, (5 + 2 * h).mean(0))
+    gp.features(torch.randn(9, 5).double())
+    assert torch.allclose(gp.normalizer.mean, (5 + 2 * h).mean(0))
+
+
+def test_without_data_the_error_says_where_they_come_from() -> None:
+    with pytest.raises(RuntimeError, match=r"hetsngp.fit_head\(model, loader\)"):
+        InducingFeatures(3, 8)(torch.zeros(2, 3))
+
+
+def test_power_is_the_direction_of_signed_roots() -> None:
+    h = torch.randn(30, 4).double()
+    assert torch.allclose(signed_root(h).square() * h.sign(), h)
+    normalizer = FeatureNormalizer(4, "power").double()
+    normalizer.settle(h)
+    centred = signed_root(h) - signed_root(h).mean(0)
+    expected = 2 * centred / centred.norm(dim=1, keepdim=True)
+    assert torch.allclose(normalizer.eval()(h), expected)
+
+
+# --- remembered rows ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_are_found_by_their_bits(dtype: torch.dtype) -> None:
+    rows, values = torch.randn(50, 6, dtype=dtype), torch.randn(50, 3, dtype=dtype)
+    memory = RowMemory(rows, values)
+    order = torch.randperm(50)
+    found = memory.find(rows[order][:20])
+    assert found is not None
+    assert torch.equal(found, values[order][:20])
+    other = rows[:5].clone()
+    other[3, 2] = torch.nextafter(other[3, 2], other.new_tensor(9.0))
+    assert memory.find(other) is None
+    assert memory.find(rows[:5].flip(1)) is None
+    assert memory.find(rows.to(torch.float64 if dtype == torch.float32 else torch.float32)) is None
+
+
+def test_hashes_of_many_rows_differ() -> None:
+    rows = torch.randint(0, 3, (100_000, 12), generator=torch.Generator().manual_seed(0)).float()
+    distinct = torch.unique(rows, dim=0)
+    assert len(torch.unique(row_hashes(distinct))) == len(distinct)
+
+
+def test_remembered_features_are_the_same(h: Tensor) -> None:
+    gp = adapted(h)
+    more = torch.randn(12, 5).double()
+    kept = copy.deepcopy(gp)
+    kept.adapt(h, [more], generator=torch.Generator().manual_seed(0))
+    assert kept.memory is not None
+    assert torch.allclose(
+        kept.features(torch.cat([more[:3], h[5:9]])), gp.features(torch.cat([more[:3], h[5:9]]))
+    )
+    kept.forget_rows()
+    assert kept.memory is None
+
+
+# --- in a model -----------------------------------------------------------------------------------------
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
+
+
+def test_fit_head_makes_them_and_a_saved_model_has_them(tmp_path: Path) -> None:
+    x = torch.randn(200, 2)
+    y = (x[:, 0] * x[:, 1] > 0).long()
+    model = hetsngp.convert(network(), example_input=x[:2], freeze=True)
+    hetsngp.fit_head(model, [(x, y)], epochs=40)
+    assert model.config["options"]["features"] == "inducing"
+    assert model.head.latent.memory is None  # type: ignore[union-attr]
+    hetsngp.save(model, tmp_path)
+    loaded = hetsngp.load(tmp_path, backbone=network())
+    assert torch.equal(loaded.predict(x).probs, model.predict(x).probs)
+    assert torch.equal(copy.deepcopy(model).predict(x).probs, model.predict(x).probs)
+    hetsngp.fit_head(model, [(x, y)], epochs=5, features="random")
+    assert model.head.latent.inducing is None  # type: ignore[union-attr]
+
+
+def test_options_that_were_chosen_stay(tmp_path: Path) -> None:
+    x = torch.randn(60, 2)
+    data = [(x, (x[:, 0] > 0).long())]
+    options = {"random_features": 32, "amplitude": 2.0, "normalization": "direction"}
+    model = hetsngp.convert(network(), "sngp", x[:2], freeze=True, **options)
+    hetsngp.fit_head(model, data, None, epochs=2)
+    found = model.config["options"]
+    assert {name: found[name] for name in options} == options
+    assert found["features"] == "inducing"
