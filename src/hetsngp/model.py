@@ -42,7 +42,8 @@ def to_device(x: Any, device: torch.device) -> Any:
     if isinstance(x, Mapping):
         return {name: to_device(value, device) for name, value in x.items()}
     if isinstance(x, tuple | list):
-        return tuple(to_device(value, device) for value in x)
+        moved = [to_device(value, device) for value in x]
+        return moved if isinstance(x, list) else tuple(moved)
     return x.to(device) if hasattr(x, "to") else x
 
 

@@ -607,3 +607,20 @@ def test_several_labels_an_example_have_the_sigmoid_link() -> None:
 def test_a_text_network_that_takes_no_batches_asks_for_one_of_the_users() -> None:
     with pytest.raises(ValueError, match=r"padding token.*example_input="):
         hetsngp.convert(gpt2(pad_token_id=None))
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "millions"), [("resnet50", 2048, 23.5), ("vit_base_patch16_224", 768, 85.8)]
+)
+def test_the_large_backbones_of_the_paper_come_through_timm(name: str, width: int, millions: float) -> None:
+    timm = pytest.importorskip("timm")
+    side = 64 if name == "resnet50" else 224
+    x, y = torch.randn(2, 3, side, side), torch.tensor([0, 3])
+    model = hetsngp.convert(timm.create_model(name), "hetsngp", x, num_classes=4, copy=False)
+    assert model.num_features == width
+    parameters = sum(p.numel() for p in model.backbone.parameters())
+    assert parameters / 1e6 == pytest.approx(millions, abs=0.1)
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    assert all(p.grad is not None for p in model.parameters())
+    hetsngp.fit_posterior(model, [(x, y)])
+    assert model.predict(x).probs.shape == (2, 4)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import json
 import os
@@ -120,8 +121,10 @@ def test_python_m_hetsngp_and_its_processes_stop_when_told(tmp_path: Path) -> No
     env = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
     arguments = ["demo", "--jobs", "2", "--tasks", "two_moons", "--epochs", "100000", "--out", str(tmp_path)]
     command = [sys.executable, "-m", "hetsngp", *arguments]
-    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen(command, cwd=tmp_path, env=env, start_new_session=True, **pipe)  # type: ignore[call-overload]
+    pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    # A suite that was started in the background of a shell has interrupts ignored, and so would its children.
+    pipe["preexec_fn"] = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, cwd=tmp_path, env=env, start_new_session=True, **pipe)
     try:
         wait_until(lambda: len(group(process.pid)) >= 4)  # parent, tracker, two workers
         time.sleep(1)

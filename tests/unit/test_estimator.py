@@ -607,8 +607,8 @@ def test_pipeline_grid_search_and_cross_validation() -> None:
 def test_options_are_those_of_build_with_their_names() -> None:
     parameters = set(HetSNGPClassifier().get_params())
     handed_on = parameters & {f.name for f in dataclasses.fields(Options)}
-    # The data say how large they and their classes are.
-    kept = {"link", "dataset_size", "class_counts", "sample_beta"}
+    # The data say how large they and their classes are; inducing features are for networks that do not train.
+    kept = {"link", "dataset_size", "class_counts", "sample_beta", "features"}
     assert handed_on == {f.name for f in dataclasses.fields(Options)} - kept
     values = {
         **{"amplitude": 3.0, "rank": 3, "random_features": 32, "length_scale": 2.5, "temperature": 1.5},
