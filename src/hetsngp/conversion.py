@@ -52,7 +52,7 @@ class Conversion:
     def raised(self) -> tuple[LayerBound, ...]:
         """Layers whose own σ needs more than the bound that was asked for."""
         asked = self.asked_bound or float("inf")
-        return tuple(layer for layer in self.bounds if layer.bound > asked * (1 + 1e-6))
+        return tuple(layer for layer in self.bounds if layer.sigma > asked)
 
     def __str__(self) -> str:
         if self.classifier is None:
@@ -126,6 +126,8 @@ def convert(
     >>> model(torch.randn(5, 4)).shape  # log-probabilities
     torch.Size([5, 3])
     """
+    if not isinstance(method, str):
+        raise TypeError(f"method is a name, got {type(method).__name__}: a batch is given as example_input=x")
     check_choice("method", method, METHODS)
     check_options(options)
     network, named = _check_network(model, classifier)

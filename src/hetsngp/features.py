@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,7 @@ def remembered_features(
     The last few are kept for as long as the backbone lives; :func:`forget_features` lets them go.
     """
     kept = _REMEMBERED.setdefault(model.backbone, OrderedDict())
-    state = _state(model.backbone)
+    state = _state((*model.backbone.parameters(), *model.backbone.buffers(), *_tensors_in(loader)))
     loaded, seen, features = kept.get(id(loader), (None, [], None))
     if features is None or loaded is not loader or not _same(seen, state):
         features = extract_features(model, loader) if extract is None else extract()
@@ -117,9 +117,17 @@ def forget_features(model: Classifier) -> None:
     _REMEMBERED.pop(model.backbone, None)
 
 
-def _state(backbone: nn.Module) -> _State:
+def _tensors_in(data: Any) -> Iterator[Tensor]:
+    """Those of a list of batches, whatever they are packed in; the data of a DataLoader are not seen."""
+    if isinstance(data, Tensor):
+        yield data
+    elif isinstance(data, list | tuple | Mapping):
+        for part in data.values() if isinstance(data, Mapping) else data:
+            yield from _tensors_in(part)
+
+
+def _state(tensors: Iterable[Tensor]) -> _State:
     """The tensors themselves, so that no other gets their place, with what a write into them changes."""
-    tensors = (*backbone.parameters(), *backbone.buffers())
     return [(t, t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
 
 

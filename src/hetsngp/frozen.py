@@ -64,16 +64,18 @@ def fit_head(
     The backbone runs once over ``loader`` and once over ``calibration``, in eval mode; the head never needs
     it again, and neither does another call with the same loaders: with other ``options`` (those of
     :class:`hetsngp.options.Options`; for a frozen backbone also ``method``) a second head takes seconds.
-    Augmentation in a loader is seen once. Options that the model left at their defaults have others here: a
-    GP has ``features="inducing"``, 2,048 of them, and sees ``normalization="power"`` of convolutional
-    networks.
+    Augmentation in a loader is seen once, and so are its data: after a change inside a loader call
+    ``hetsngp.forget_features(model)``. On a frozen backbone options that were never given have defaults of
+    their own: a GP has ``features="inducing"``, 2,048 of them, and sees ``normalization="power"`` of a
+    convolutional network.
 
     Args:
         model: Made by :func:`hetsngp.convert` or :func:`hetsngp.build`; its head is replaced at the end.
         loader: Yields (x, y) or (x, y, weight); or features, from :func:`hetsngp.extract_features`.
         calibration: Held-out data of the same kind, to stop and to calibrate by; or the share of the rows to
-            hold out at random (fewer than 100 rows: by folds, as the scikit-learn estimator does); None: all
-            epochs are run, and nothing is calibrated.
+            hold out at random. Where that is fewer than 100 rows every row is held out once, in folds, as the
+            scikit-learn estimator does. None, or fewer than 20 rows in all: all epochs are run and nothing is
+            calibrated (``report.held_out`` is 0).
         epochs: Passes over the features, at most; the learning rate follows a cosine to zero over them. None:
             50, or as many as make 1,000 steps.
         batch_size: Rows a step.
@@ -106,7 +108,9 @@ def fit_head(
     seeds = np.random.default_rng(seed).integers(2**31, size=4).tolist()
     sample = _view(model, method, changed, 0)  # what cannot be fitted so is refused before anything is run
     table = _table(sample, _features(model, sample, loader, "loader", show), "loader")
-    changed = _no_more_than(len(table.y), changed)
+    given = {*model.config["given"], *options} - {"method"}
+    if "random_features" not in given:
+        changed = _no_more_than(len(table.y), changed)
     make = functools.partial(_view, model, method, changed, seeds[1])
     steps = math.ceil(len(table.y) / batch_size)
     schedule = Schedule(epochs or max(50, math.ceil(STEPS / steps)), lr, weight_decay, GP_LEARNING_RATE)
@@ -124,7 +128,7 @@ def fit_head(
         else:
             view, _, report = fit.in_folds(table, pairs, watch)
     watch.say(str(report))
-    _put(model, view, method, changed)
+    _put(model, view, method, changed, sorted(given))
     return report
 
 
@@ -143,10 +147,10 @@ def _check_options(model: Classifier, options: dict[str, Any]) -> tuple[str, Opt
                 "the head alone: hetsngp.convert(network, freeze=True) leaves the backbone as it is"
             )
     method = check_choice("method", options.pop("method", model.config["method"]), METHODS)
-    own, untouched = model.config["options"], Options()
+    given = {*model.config["given"], *options}
     better = {**DEFAULTS, "normalization": DEFAULT_NORMALIZATION.get(kind_of(model.backbone))}
-    left = {name: value for name, value in better.items() if own[name] == getattr(untouched, name)}
-    return method, check_options({**own, **left, **options})
+    left = {name: value for name, value in better.items() if frozen and name not in given}
+    return method, check_options({**model.config["options"], **left, **options})
 
 
 def _no_more_than(rows: int, options: Options) -> Options:
@@ -200,14 +204,19 @@ def _table(sample: Classifier, features: FeatureSet, where: str) -> Table:
     if len(h) == 0:
         raise ValueError(f"{where} is empty: it has no row")
     if not bool(torch.isfinite(h).all()):
-        raise ValueError(f"the backbone made NaN or infinite features of {where}")
+        raise ValueError(
+            f"the backbone made NaN or infinite features of {where}: check its weights, or run it in float32"
+        )
     check = check_multi_hot if sample.head.sigmoid else check_class_labels
     y = check(features.y, sample.num_classes, len(h))
     weights = torch.ones(len(h)) if weight is None else check_weight(weight, len(h))
     keys = row_keys(h, 1e-4 * h.square().mean().sqrt().clamp_min(1e-12))
     group = np.unique(keys.numpy(), return_inverse=True)[1].reshape(-1)
     table = Table(h.numpy(), y.cpu().numpy(), weights.cpu().double().numpy(), group)
-    return table if weight is None else table.rows(table.weight > 0)
+    table = table.rows(table.weight > 0)
+    if len(table.y) == 0:
+        raise ValueError(f"every weight of {where} is zero: give some examples a positive weight")
+    return table
 
 
 def _view(model: Classifier, method: str, options: Options, seed: int) -> Classifier:
@@ -227,11 +236,11 @@ def _view(model: Classifier, method: str, options: Options, seed: int) -> Classi
     return Classifier(backbone, head, num_features=model.num_features)
 
 
-def _put(model: Classifier, view: Classifier, method: str, options: Options) -> None:
+def _put(model: Classifier, view: Classifier, method: str, options: Options, given: list[str]) -> None:
     """Give the model the fitted head."""
     view.head.forget_rows()
     model.head = view.head.train(model.training)
-    model.config = {**model.config, "method": method, "options": options_to_save(options)}
+    model.config = {**model.config, "method": method, "options": options_to_save(options), "given": given}
     if model.conversion is not None:
         model.conversion = replace(model.conversion, method=method, kept_readout=False)
     model._dataset_size = view.dataset_size

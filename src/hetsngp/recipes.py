@@ -123,6 +123,7 @@ def build(
         "method": method,
         "num_classes": num_classes,
         "options": options_to_save(resolved),
+        "given": sorted(options),
         "backbone": describe_backbone(backbone),
     }
     common: dict[str, Any] = {"num_features": width, "dataset_size": resolved.dataset_size, "config": config}

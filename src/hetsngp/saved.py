@@ -110,6 +110,7 @@ class Saved:
         model = build(saved["method"], network, saved["num_classes"], **saved["options"])
         model.dataset_size = saved["dataset_size"]
         model.config["backbone"] = backbone
+        model.config["given"] = list(saved.get("given", saved["options"]))
         model.calibration = self.entry["calibration"]
         model._trained_since_fit = bool(self.entry["trained_since_fit"])
         return model

@@ -885,3 +885,24 @@ def test_the_backbone_is_an_extractor_that_describes_itself() -> None:
     model = convert_tiny(cnn(), x=IMAGES)
     assert isinstance(model.backbone, Extractor)
     assert model.config["backbone"] == model.backbone.description
+
+
+def test_a_saturated_softmax_is_no_evidence() -> None:
+    """It hides every shift, also that of a layer that makes no logits."""
+
+    class Saturated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden = nn.Linear(4, 3)
+            self.readout = nn.Parameter(1e4 * torch.randn(3, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.hidden(x) @ self.readout).softmax(1)
+
+    with pytest.raises(ClassifierNotFoundError, match="classifier="):
+        hetsngp.convert(Saturated(), example_input=torch.randn(2, 4))
+
+
+def test_a_batch_in_the_place_of_the_method_is_told_where_it_belongs() -> None:
+    with pytest.raises(TypeError, match="example_input=x"):
+        hetsngp.convert(nn.Linear(4, 3), torch.randn(2, 4))  # type: ignore[arg-type]

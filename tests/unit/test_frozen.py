@@ -357,11 +357,12 @@ def test_what_the_model_knows_afterwards() -> None:
 
 def test_the_head_has_the_precision_of_the_one_it_replaces() -> None:
     model = converted().double()
-    fit(model, batches(X.double(), Y), ONE_PART)
+    # Of inducing features double precision keeps more.
+    fit(model, batches(X.double(), Y), ONE_PART, features="random")
     assert {p.dtype for p in model.parameters()} == {torch.float64}
     assert model.temperature.dtype == torch.float64
     single = converted()
-    fit(single, batches(), ONE_PART)
+    fit(single, batches(), ONE_PART, features="random")
     torch.testing.assert_close(
         model.predict(X.double()).probs.float(), single.predict(X).probs, atol=0.01, rtol=0.01
     )
@@ -990,3 +991,24 @@ def test_at_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     report = fit(converted(), batches(), ONE_PART)
     assert "epoch 2/2" in shown.getvalue()
     assert str(report) in shown.getvalue()
+
+
+def test_batches_that_change_inside_their_list_are_seen() -> None:
+    model, data = converted(), batches()
+    first = fit(model, data, None)
+    data.append((X2, Y2))
+    second = fit(model, data, None)
+    assert (first.count, second.count) == (300, 300 + len(X2))
+    seen = rows_through(model)
+    fit(model, data, None)
+    assert sum(seen) == 0
+    data[0][0].add_(0)  # a write is a change, whatever it wrote
+    fit(model, data, None)
+    assert sum(seen) == second.count
+
+
+def test_weights_that_are_all_zero_are_refused() -> None:
+    model = converted()
+    features = hetsngp.extract_features(model, [(X, Y)])
+    with pytest.raises(ValueError, match="every weight of loader is zero"):
+        fit(model, FeatureSet(features.h, features.y, torch.zeros(300)))

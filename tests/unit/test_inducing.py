@@ -125,7 +125,7 @@ def test_without_data_the_error_says_where_they_come_from() -> None:
 
 def test_power_is_the_direction_of_signed_roots() -> None:
     h = torch.randn(30, 4).double()
-    assert torch.allclose(signed_root(h).square() * h.sign(), h)
+    assert torch.allclose(signed_root(h) * signed_root(h).abs(), h)
     normalizer = FeatureNormalizer(4, "power").double()
     normalizer.settle(h)
     centred = signed_root(h) - signed_root(h).mean(0)
@@ -201,3 +201,37 @@ def test_options_that_were_chosen_stay(tmp_path: Path) -> None:
     found = model.config["options"]
     assert {name: found[name] for name in options} == options
     assert found["features"] == "inducing"
+
+
+def test_a_row_is_predicted_alike_in_any_batch() -> None:
+    """Two dimensions: the kernel's eigenvalues fall fast, and 1/√λ would multiply rounding errors."""
+    x = torch.randn(600, 2)
+    model = hetsngp.convert(network(), "sngp", x[:2], freeze=True)
+    hetsngp.fit_head(model, [(x, (x[:, 0] * x[:, 1] > 0).long())], None, epochs=20)
+    together = model.predict(x[:64]).probs
+    alone = torch.cat([model.predict(row[None]).probs for row in x[:64]])
+    assert torch.allclose(alone, together, atol=1e-3)
+    phi = model.head.latent.features(model.backbone(x))  # type: ignore[union-attr]
+    assert float(phi.square().sum(1).max()) < 100 * (1 + 1e-4)
+
+
+def test_a_larger_data_set_gets_more_components_unless_their_number_was_given() -> None:
+    x = torch.randn(200, 2)
+    y = (x[:, 0] > 0).long()
+    model = hetsngp.convert(network(), "sngp", x[:2], freeze=True)
+    for rows in (30, 200):
+        hetsngp.fit_head(model, [(x[:rows], y[:rows])], None, epochs=1)
+        assert model.config["options"]["random_features"] == rows + 2
+    hetsngp.fit_head(model, [(x, y)], None, epochs=1, features="random", random_features=1024)
+    hetsngp.fit_head(model, [(x, y)], None, epochs=1, amplitude=3.0)
+    found = model.config["options"]
+    assert (found["features"], found["random_features"]) == ("random", 1024)
+
+
+def test_a_backbone_that_may_train_gets_random_features(tmp_path: Path) -> None:
+    x = torch.randn(60, 2)
+    model = hetsngp.convert(network(), "sngp", x[:2])
+    hetsngp.fit_head(model, [(x, (x[:, 0] > 0).long())], None, epochs=1)
+    assert model.config["options"]["features"] == "random"
+    hetsngp.save(model, tmp_path)
+    assert hetsngp.load(tmp_path, backbone=network()).config == model.config

@@ -19,7 +19,9 @@ POLAR_WEIGHT = 0.3
 
 def rbf_kernel(x: Tensor, y: Tensor, amplitude: float = 1.0, length_scale: float | Tensor = 1.0) -> Tensor:
     """The exact kernel: x (N, D), y (M, D) → (N, M)."""
-    return amplitude**2 * torch.exp(-torch.cdist(x, y).square() / (2 * length_scale**2))
+    # One form of the distance for any number of rows, so that a row's value does not depend on its batch.
+    distance = torch.cdist(x, y, compute_mode="use_mm_for_euclid_dist")
+    return amplitude**2 * torch.exp(-distance.square() / (2 * length_scale**2))
 
 
 def gaussian_frequencies(num: int, dim: int, *, generator: torch.Generator | None = None) -> Tensor:
@@ -59,11 +61,12 @@ def sincos_features(h: Tensor, frequencies: Tensor) -> Tensor:
     return math.sqrt(1 / frequencies.shape[0]) * torch.cat([torch.cos(angle), torch.sin(angle)], dim=-1)
 
 
-def kernel_components(gram: Tensor, num: int) -> Tensor:
+def kernel_components(gram: Tensor, num: int, smallest: float = 1e-12) -> Tensor:
     """U/√λ of the ``num`` largest eigenvalues of a kernel matrix (n, n): (n, num), zero if there are fewer.
 
     With k (B, n) the kernel between other points and those n, kU/√λ are features whose inner products are the
-    kernel's, as far as those components go (Nyström).
+    kernel's, as far as those components go (Nyström). Eigenvalues up to ``smallest`` are left out: 1/√λ
+    multiplies the rounding errors of k.
 
     >>> gram = rbf_kernel(torch.arange(3.0).double()[:, None], torch.arange(3.0).double()[:, None])
     >>> phi = gram @ kernel_components(gram, 5)
@@ -72,14 +75,13 @@ def kernel_components(gram: Tensor, num: int) -> Tensor:
     """
     values, vectors = torch.linalg.eigh(gram)
     values, vectors = values.flip(0)[:num], vectors.flip(1)[:, :num]
-    kept = values > len(gram) * torch.finfo(gram.dtype).eps * values[0]
-    scaled = torch.where(kept, vectors / values.clamp_min(torch.finfo(gram.dtype).tiny).sqrt(), 0.0)
+    scaled = torch.where(values > smallest, vectors / values.clamp_min(smallest).sqrt(), 0.0)
     return torch.nn.functional.pad(scaled, (0, num - scaled.shape[1]))
 
 
 def signed_root(h: Tensor) -> Tensor:
     """sign(h)·√|h|: pooled activations are bursty, and large ones would decide every distance."""
-    return h.sign() * h.abs().sqrt()
+    return h.sign() * h.abs().clamp_min(1e-12).sqrt()  # the root's own slope at zero is infinite
 
 
 def median_distance(h: Tensor) -> Tensor:
@@ -97,7 +99,7 @@ def normalize(
     features. ``polar``: the same and 0.3·√D·(log‖h − μ‖ − mean)/std as one more coordinate, (B, D+1); far
     inputs stay far. ``rms``: (h − μ)/rms with one scale for all coordinates, (B, D); a distance-preserving
     network keeps its geometry. ``power``: the direction of the signed square roots, μ being their mean,
-    (B, D); for frozen features, since the root has no gradient at zero. All have typical length √D.
+    (B, D); for frozen features, since near zero the root is steep. All have typical length √D.
     """
     centred = (signed_root(h) if kind == "power" else h) - mean
     if kind == "rms":

@@ -22,9 +22,10 @@ class InducingFeatures(KeepsPrecision):
     """Φ(z) = [k(z, Z)·U/√λ, 0]: the m − 1 largest components of the kernel matrix of training points Z.
 
     Random frequencies approximate the kernel everywhere; these do it where the data are, and so need far
-    fewer. What they leave of the prior's variance, 1 − ‖Φ‖², belongs to directions in which no training point
-    lies: :meth:`with_rest` puts its root into the last coordinate, which is zero in training, so that the
-    posterior leaves it as it is. With every training point among Z this is the exact GP.
+    fewer. What they leave of the prior's variance, 1 − ‖Φ‖², belongs to directions that are left out, of
+    which the data say little: :meth:`with_rest` puts its root into the last coordinate, which is zero in
+    training, so that the posterior leaves it as it is. With every training point and component kept no
+    training point lies in those directions, and this is the exact GP.
     """
 
     points: Tensor
@@ -41,10 +42,13 @@ class InducingFeatures(KeepsPrecision):
     @torch.no_grad()
     def adapt(self, z: Tensor, length_scale: float | Tensor) -> None:
         """Take the rows of z (n, D), which are normalised features of training points."""
-        gram = rbf_kernel(z.double(), z.double(), length_scale=float(length_scale))
+        wide = (z.cpu() if z.device.type == "mps" else z).double()  # which has no float64
+        gram = rbf_kernel(wide, wide, length_scale=float(length_scale))
         self.length_scale.fill_(float(length_scale))
         self.points = z.to(self.length_scale).contiguous()
-        projection = kernel_components(gram, self.num_components - 1)
+        # A kernel value is right to about eps, n of them to √n·eps together: over √λ at most 0.1 √eps.
+        smallest = 100 * len(z) * torch.finfo(self.length_scale.dtype).eps
+        projection = kernel_components(gram, self.num_components - 1, smallest)
         self.projection = projection.to(self.length_scale).contiguous()
 
     def forward(self, z: Tensor) -> Tensor:

@@ -20,6 +20,8 @@ from hetsngp.nn.normalization import FeatureNormalizer
 from hetsngp.nn.posteriors import POSTERIOR_TYPES
 from hetsngp.types import LatentNormal
 
+# Numbers that may be kept of rows that come again: a gigabyte.
+MOST_REMEMBERED = 2**28
 # Rows at a time through the kernel: their distances to all inducing points are in memory.
 KERNEL_ROWS = 1024
 # Spread of the logits at initialisation: β starts as a narrow draw from the prior's shape.
@@ -144,7 +146,9 @@ class RandomFeatureGP(nn.Module):
         self.inducing.adapt(z, LENGTH_RATIO * self.normalizer.distance if given is None else given)
         self.memory = None
         rows = torch.cat([h, *also])
-        self.memory = RowMemory(rows, torch.cat([self.features(part) for part in rows.split(KERNEL_ROWS)]))
+        if len(rows) * self.kernel.random_features <= MOST_REMEMBERED:
+            phi = torch.cat([self.features(part) for part in rows.split(KERNEL_ROWS)])
+            self.memory = RowMemory(rows, phi)
 
     def forget_rows(self) -> None:
         """Let go of what :meth:`adapt` kept."""
