@@ -33,7 +33,7 @@ from hetsngp.validation import (
     check_weight,
 )
 
-# For options that were left at build's defaults, which are for networks that are trained with the head.
+# For options that were never given; build's own defaults are for networks that are trained with the head.
 # Chosen by held-out NLL on frozen features (docs/decisions.md).
 DEFAULTS: dict[str, Any] = {"features": "inducing", "random_features": 2048}
 DEFAULT_NORMALIZATION = {"convolutional": "power"}
@@ -63,7 +63,7 @@ def fit_head(
 
     The backbone runs once over ``loader`` and once over ``calibration``, in eval mode; the head never needs
     it again, and neither does another call with the same loaders: with other ``options`` (those of
-    :class:`hetsngp.options.Options`; for a frozen backbone also ``method``) a second head takes seconds.
+    :class:`hetsngp.options.Options`; for a frozen backbone also ``method``) a second head costs only itself.
     Augmentation in a loader is seen once, and so are its data: after a change inside a loader call
     ``hetsngp.forget_features(model)``. On a frozen backbone options that were never given have defaults of
     their own: a GP has ``features="inducing"``, 2,048 of them, and sees ``normalization="power"`` of a

@@ -47,6 +47,8 @@ class Schedule:
     def __post_init__(self) -> None:
         check_positive("epochs", self.epochs, integer=True)
         check_positive("lr", self.lr)
+        if not 0 <= self.weight_decay < float("inf"):
+            raise ValueError(f"weight_decay must be at least 0 and finite, got {self.weight_decay!r}")
         if self.stop_after is not None:
             check_positive("stop_after", self.stop_after, integer=True)
 

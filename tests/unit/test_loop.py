@@ -541,3 +541,8 @@ def test_nothing_to_learn_from_is_an_error() -> None:
 def test_a_loss_that_explodes_is_said_at_once() -> None:
     with pytest.raises(FloatingPointError, match=r"the loss is NaN in epoch \d: lower lr \(now "):
         train(toy.build("deterministic"), batches(*TRAIN), epochs=9, lr=1e30)
+
+
+def test_a_negative_weight_decay_is_refused() -> None:
+    with pytest.raises(ValueError, match="weight_decay must be at least 0"):
+        Schedule(1, weight_decay=-1.0)
