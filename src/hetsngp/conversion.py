@@ -100,7 +100,7 @@ def convert(
     and seeing which linear layer makes the logits; networks from timm, torchvision and Hugging Face need no
     example. ``classifier`` names it instead. Where the number of classes stays and the head is linear, its
     weights are the replaced layer's, so that nothing changes but the doubt; a GP has another form, and starts
-    anew.
+    anew. Methods that take several inputs at once widen the first layer: its weight is tiled and divided.
 
     Args:
         model: A timm, torchvision or Hugging Face classifier, or any module whose logits a linear layer

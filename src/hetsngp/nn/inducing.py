@@ -11,7 +11,7 @@ from torch import Tensor
 from hetsngp.functional.features import kernel_components, rbf_kernel
 from hetsngp.nn.precision import KeepsPrecision
 
-# Training points the kernel is known by. The eigenvectors of so many take 12 seconds on two cores.
+# Training points the kernel is known by: the eigenvectors of so many are a matter of seconds.
 MOST_POINTS = 4096
 # ℓ in units of the median distance, chosen by held-out NLL (docs/decisions.md); random features want 1: the
 # shorter the length scale, the more of them it takes.

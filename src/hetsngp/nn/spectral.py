@@ -21,8 +21,7 @@ _BUFFERS = ("spectral_bound", "spectral_sigma", "spectral_v")
 OPAQUE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # read inner weights without calling the layer
 _CONV_OPTIONS = ("stride", "padding", "dilation", "groups", "padding_mode")
 _FIRST_ITERATIONS = 30  # σ to 1–2 % from a random start (error ~ log(n)/4k); then one a step keeps up
-# A layer that must not change yet is bounded by so many times its σ: more than the first estimate is short by
-# (at most 3.4 % over the layers of ResNet-18, ResNet-50 and ConvNeXt-T).
+# A layer that must not change yet is bounded by so many times its σ: the first estimate falls short.
 _ROOM = 1.05
 
 
