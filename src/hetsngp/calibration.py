@@ -30,16 +30,18 @@ TOLERANCE = 0.01
 class HeldOut:
     """Features, labels and weights of the held-out data, so that the backbone sees them once.
 
-    ``weight`` (n,), all positive, or None: one each.
+    ``weight`` (n,), all positive, or None: one each. ``shift`` (n, K) is to be added to f: of training data,
+    what makes of it the f of a model that has not seen the example.
     """
 
     h: Tensor
     y: Tensor
     weight: Tensor | None = None
+    shift: Tensor | None = None
 
     @staticmethod
     def join(parts: Sequence[HeldOut]) -> HeldOut:
-        """Several as one."""
+        """Several as one, to average over; without their shifts."""
         if len(parts) == 1:
             return parts[0]
         weights = [p.weight if p.weight is not None else p.h.new_ones(len(p.h)) for p in parts]
@@ -111,8 +113,13 @@ def row_keys(h: Tensor, unit: Tensor) -> Tensor:
 
 def held_out_nll(model: Classifier, held_out: HeldOut, temperature: Tensor, *, posterior: bool) -> Tensor:
     """Held-out −log p(y), example by example: (n,), at fixed integration points."""
-    parts = [model.head.held_out_nll(h, y, temperature, posterior=posterior) for h, y, _ in held_out.chunks()]
-    return torch.cat(parts)
+    shifts = [None] * len(held_out.h) if held_out.shift is None else held_out.shift.split(CALIBRATION_ROWS)
+    return torch.cat(
+        [
+            model.head.held_out_nll(h, y, temperature, posterior=posterior, shift=shift)
+            for (h, y, _), shift in zip(held_out.chunks(), shifts, strict=False)
+        ]
+    )
 
 
 def pooled_nll(pairs: Pairs, temperature: Tensor, *, posterior: bool) -> Tensor:
@@ -170,11 +177,13 @@ def held_out_fisher(model: Classifier, held_out: HeldOut) -> Tensor | None:
     return total / held_out.total
 
 
-def largest_good_scale(pairs: Pairs) -> tuple[float, float, tuple[tuple[float, float], ...]]:
+def largest_good_scale(
+    pairs: Pairs, tolerance: float = TOLERANCE
+) -> tuple[float, float, tuple[tuple[float, float], ...]]:
     """The largest posterior scale whose held-out NLL is as good as the best, and what "as good" came to.
 
     The NLL is nearly flat in the scale and its minimum would mostly switch the GP off. As good is: worse by
-    no more than one standard error of the difference, or than ``TOLERANCE``. The difference is taken example
+    no more than one standard error of the difference, or than ``tolerance``. The difference is taken example
     by example; the error of the NLL itself is many times larger, and lets a scale through that makes every
     single prediction too timid. The tolerance is for data the model classifies perfectly, where even the
     smallest scale is measurably worse than none, at a cost that nobody would notice.
@@ -191,21 +200,26 @@ def largest_good_scale(pairs: Pairs) -> tuple[float, float, tuple[tuple[float, f
         each.append(pooled_nll(pairs, temperature, posterior=True))
     means = [pool.mean(nll) for nll in each]
     best = min(range(len(scales)), key=means.__getitem__)
-    allowed = [max(pool.standard_error(nll - each[best]), TOLERANCE) for nll in each]
+    allowed = [max(pool.standard_error(nll - each[best]), tolerance) for nll in each]
     chosen = max(i for i in range(len(scales)) if means[i] <= means[best] + allowed[i])
     return scales[chosen], allowed[chosen], tuple(zip(scales, means, strict=True))
 
 
-def choose_temperature(pairs: Pairs) -> dict[str, Any]:
-    """Set τ by the held-out NLL at the posterior mode; first, because the posterior is of τ's likelihood."""
+def choose_temperature(pairs: Pairs, also: Pairs = ()) -> dict[str, Any]:
+    """Set τ by the held-out NLL at the posterior mode; first, because the posterior is of τ's likelihood.
+
+    ``also`` bear witness of τ with the others; what is reported is of the others alone.
+    """
     pool = HeldOut.join([held_out for _, held_out in pairs])
     before = pooled_nll(pairs, pairs[0][0].temperature, posterior=False)
-    temperature = _set_temperature(pairs, posterior=False)
+    temperature = best_temperature([*pairs, *also])
+    _set_temperature(pairs, temperature)
     for model, _ in pairs:
         model.head.mode_temperature.copy_(temperature)
     after = pooled_nll(pairs, temperature, posterior=False)
     return {
         "held_out": pool.total,
+        "left_out": sum(witnesses.total for _, witnesses in also),
         "mode_temperature": float(temperature),
         "nll_before": pool.mean(before),
         "nll_mode": pool.mean(after),
@@ -214,23 +228,27 @@ def choose_temperature(pairs: Pairs) -> dict[str, Any]:
     }
 
 
-def choose_scale(pairs: Pairs) -> dict[str, Any]:
+def choose_scale(pairs: Pairs, also: Pairs = (), tolerance: float = TOLERANCE) -> dict[str, Any]:
     """Set the factor on the posterior variance, and then τ once more: what is to be calibrated is the
     prediction, and averaging over the posterior has made it more timid than its mode.
+
+    How much more is seen on the held-out data alone: ``also`` are training data, where the variance is low.
     """
     pool = HeldOut.join([held_out for _, held_out in pairs])
-    scale, allowance, grid = largest_good_scale(pairs)
+    scale, allowance, grid = largest_good_scale(pairs, tolerance)
     for model, _ in pairs:
         posterior_of(model).scale.fill_(scale)
-    nll = pooled_nll(pairs, _set_temperature(pairs, posterior=True), posterior=True)
+    temperature = best_temperature(pairs, posterior=True)
+    if also:
+        temperature = temperature * pairs[0][0].head.mode_temperature / best_temperature(pairs)
+    _set_temperature(pairs, temperature)
+    nll = pooled_nll(pairs, temperature, posterior=True)
     return {"scale": scale, "nll": pool.mean(nll), "allowance": allowance, "scale_grid": grid}
 
 
-def _set_temperature(pairs: Pairs, *, posterior: bool) -> Tensor:
-    temperature = best_temperature(pairs, posterior=posterior)
+def _set_temperature(pairs: Pairs, temperature: Tensor) -> None:
     for model, _ in pairs:
         model.head.temperature.copy_(temperature)
-    return temperature
 
 
 def posterior_of(model: Classifier) -> Posterior:

@@ -8,7 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
-from hetsngp.calibration import HeldOut, choose_scale, choose_temperature, held_out_fisher, posterior_of
+from hetsngp.calibration import (
+    TOLERANCE,
+    HeldOut,
+    choose_scale,
+    choose_temperature,
+    held_out_fisher,
+    posterior_of,
+)
 from hetsngp.model import Classifier
 from hetsngp.posterior import PosteriorReport, collect, finish, fitting, pass_over
 
@@ -16,7 +23,9 @@ Fold = tuple[Classifier, Iterable[Any], Iterable[Any]]
 """A model, the loader it was trained on, and the loader of what was held out from it."""
 
 
-def cross_fit_posterior(model: Classifier, loader: Iterable[Any], folds: Sequence[Fold]) -> PosteriorReport:
+def cross_fit_posterior(
+    model: Classifier, loader: Iterable[Any], folds: Sequence[Fold], *, tolerance: float = TOLERANCE
+) -> PosteriorReport:
     """:func:`hetsngp.fit_posterior` of ``model``, trained on all data, calibrated by models of the folds.
 
     Temperature, output Hessian and posterior scale are those that suit the fold models on what they have not
@@ -39,7 +48,11 @@ def cross_fit_posterior(model: Classifier, loader: Iterable[Any], folds: Sequenc
             for (fold_model, held_out), (_, training, _) in zip(pairs, folds, strict=True):
                 _fit(fold_model, training, held_out, fisher)
             count = _fit(model, loader, None, fisher)
-            chosen |= {"posterior": posterior_of(model).name, "count": count, **choose_scale(pairs)}
+            chosen |= {
+                "posterior": posterior_of(model).name,
+                "count": count,
+                **choose_scale(pairs, (), tolerance),
+            }
             posterior_of(model).scale.fill_(chosen["scale"])
             model.head.temperature.copy_(pairs[0][0].temperature)
         report = PosteriorReport(temperature=float(model.temperature), **chosen)

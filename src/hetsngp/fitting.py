@@ -7,11 +7,14 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
+from hetsngp.calibration import TOLERANCE
 from hetsngp.crossfit import cross_fit_posterior
+from hetsngp.descent import LOGITS_AT_A_TIME, ROWS_AT_A_TIME, descend
+from hetsngp.leaving import left_out
 from hetsngp.loop import EpochResult, Schedule, best_epoch, train, train_folds
 from hetsngp.model import Classifier
 from hetsngp.nn.extractor import Features
-from hetsngp.posterior import PosteriorReport, fit_posterior
+from hetsngp.posterior import PosteriorReport, fit_and_calibrate
 from hetsngp.progress import Progress
 from hetsngp.table import Batches, Table
 
@@ -34,11 +37,20 @@ class Fit:
     seeds: tuple[int, int]
     double: bool = True
     """Whether the model ends in float64: between batches a prediction then differs by 1e-12, not by 1e-5."""
+    to_the_mode: bool = False
+    """Whether to descend to the mode, all rows at once; of the schedule only the weight decay counts then."""
+    tolerance: float = TOLERANCE
+    """Nats of held-out NLL that a larger posterior scale may cost in any case."""
 
     def with_one_part(self, training: Table, held_out: Table, progress: Progress) -> Fitted:
-        """One model, stopped and calibrated by one held-out part."""
+        """One model, stopped (if by steps) and calibrated by one held-out part."""
         model, history = self._train(training, self.schedule, progress, held_out)
-        return model, history, fit_posterior(model, _rows(model, training), _rows(model, held_out))
+        rows = _rows(model, training)
+        witnesses = left_out(model, rows, training.alone) if self.to_the_mode else None
+        report = fit_and_calibrate(
+            model, rows, _rows(model, held_out), left_out=witnesses, tolerance=self.tolerance
+        )
+        return model, history, report
 
     def in_folds(self, table: Table, pairs: Sequence[tuple[Table, Table]], progress: Progress) -> Fitted:
         """A model of all rows, trained for as long as served the models of the folds, and calibrated by them;
@@ -46,41 +58,70 @@ class Fit:
         """
         if not pairs:
             model, history = self._train(table, self.schedule, progress)
-            return model, history, fit_posterior(model, _rows(model, table))
+            return model, history, fit_and_calibrate(model, _rows(model, table), None)
         models = [self._model(*pair) for pair in pairs]
-        found = train_folds(
-            models,
-            [self._batches(m, training) for m, (training, _) in zip(models, pairs, strict=True)],
-            [_rows(m, held_out) for m, (_, held_out) in zip(models, pairs, strict=True)],
-            self.schedule,
-            generators=[self._points() for _ in pairs],
-            patience=self.patience,
-            on_epoch=progress,
-        )
-        schedule = replace(self.schedule, stop_after=best_epoch(found))
+        batches = [self._batches(m, training) for m, (training, _) in zip(models, pairs, strict=True)]
+        held_out = [_rows(m, part) for m, (_, part) in zip(models, pairs, strict=True)]
+        schedule = self.schedule
+        if self.to_the_mode:
+            found = self._descend(models, batches, held_out, progress)
+        else:
+            points = [self._points() for _ in pairs]
+            found = train_folds(
+                models,
+                batches,
+                held_out,
+                schedule,
+                generators=points,
+                patience=self.patience,
+                on_epoch=progress,
+            )
+            schedule = replace(schedule, stop_after=best_epoch(found))
         model, history = self._train(table, schedule, progress)
         # The folds may have gone on for a while after the best epoch.
         history = [replace(one, held_out=fold.held_out) for one, fold in zip(history, found, strict=False)]
         folds = [
-            (self._precise(m), _rows(m, training), _rows(m, held_out))
-            for m, (training, held_out) in zip(models, pairs, strict=True)
+            (self._precise(m), _rows(m, training), _rows(m, part))
+            for m, (training, part) in zip(models, pairs, strict=True)
         ]
-        return model, history, cross_fit_posterior(model, _rows(model, table), folds)
+        report = cross_fit_posterior(model, _rows(model, table), folds, tolerance=self.tolerance)
+        return model, history, report
 
     def _train(
         self, training: Table, schedule: Schedule, progress: Progress, held_out: Table | None = None
     ) -> tuple[Classifier, list[EpochResult]]:
         model = self._model(training) if held_out is None else self._model(training, held_out)
-        history = train(
-            model,
-            self._batches(model, training),
-            **asdict(schedule),
-            generator=self._points(),
-            on_epoch=progress,
-            validation=None if held_out is None else _rows(model, held_out),
-            patience=None if held_out is None else self.patience,
-        )
+        batches = self._batches(model, training)
+        watched = None if held_out is None else _rows(model, held_out)
+        if self.to_the_mode:
+            history = self._descend([model], [batches], [] if watched is None else [watched], progress)
+        else:
+            history = train(
+                model,
+                batches,
+                **asdict(schedule),
+                generator=self._points(),
+                on_epoch=progress,
+                validation=watched,
+                patience=None if held_out is None else self.patience,
+            )
         return self._precise(model), history
+
+    def _descend(
+        self,
+        models: Sequence[Classifier],
+        batches: Sequence[Batches],
+        held_out: Sequence[Batches],
+        progress: Progress,
+    ) -> list[EpochResult]:
+        return descend(
+            models,
+            batches,
+            weight_decay=self.schedule.weight_decay,
+            seed=self.seeds[1],
+            validation=held_out,
+            on_epoch=progress,
+        )
 
     def _model(self, training: Table, *others: Table) -> Classifier:
         """A new model for ``training``; features that go straight into a head are looked at first."""
@@ -93,9 +134,13 @@ class Fit:
         return model
 
     def _batches(self, model: Classifier, training: Table) -> Batches:
-        order = torch.Generator().manual_seed(self.seeds[0])
         # Of mean one, so that a step does not depend on the unit of the weights.
-        return training.of_mean_weight_one().batches(model.temperature, self.batch_size, order)
+        training = training.of_mean_weight_one()
+        if self.to_the_mode:
+            size = min(ROWS_AT_A_TIME, max(1, LOGITS_AT_A_TIME // model.num_classes))
+            return training.batches(model.temperature, size)
+        order = torch.Generator().manual_seed(self.seeds[0])
+        return training.batches(model.temperature, self.batch_size, order)
 
     def _precise(self, model: Classifier) -> Classifier:
         no_float64 = model.temperature.device.type == "mps"

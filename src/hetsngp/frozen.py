@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from hetsngp.calibration import row_keys
+from hetsngp.descent import MOST_LOOKS, has_mode
 from hetsngp.features import FeatureSet, extract_features, remembered_features
 from hetsngp.fitting import GP_LEARNING_RATE, Fit
 from hetsngp.loop import Schedule
@@ -35,8 +36,12 @@ from hetsngp.validation import (
 
 # For options that were never given; build's own defaults are for networks that are trained with the head.
 # Chosen by held-out NLL on frozen features (docs/decisions.md).
-DEFAULTS: dict[str, Any] = {"features": "inducing", "random_features": 2048}
+DEFAULTS: dict[str, Any] = {"features": "inducing", "random_features": 2048, "amplitude": 5.0}
 DEFAULT_NORMALIZATION = {"convolutional": "power"}
+
+# Nats of held-out NLL that a larger posterior scale may cost. Of frozen features, each of them far from all
+# others, the posterior's variance is large everywhere: 0.01 nats would already show in the calibration.
+TOLERANCE = 0.001
 
 # A head on few examples takes as many steps as one on some thousands.
 STEPS = 1000
@@ -51,8 +56,8 @@ def fit_head(
     calibration: Iterable[Any] | FeatureSet | float | None = 0.1,
     *,
     epochs: int | None = None,
-    batch_size: int = 128,
-    lr: float = 1e-3,
+    batch_size: int | None = None,
+    lr: float | None = None,
     weight_decay: float = 1e-4,
     patience: int | None = 10,
     seed: int = 0,
@@ -66,23 +71,27 @@ def fit_head(
     :class:`hetsngp.options.Options`; for a frozen backbone also ``method``) a second head costs only itself.
     Augmentation in a loader is seen once, and so are its data: after a change inside a loader call
     ``hetsngp.forget_features(model)``. On a frozen backbone options that were never given have defaults of
-    their own: a GP has ``features="inducing"``, 2,048 of them, and sees ``normalization="power"`` of a
-    convolutional network.
+    their own: a GP has ``features="inducing"``, 2,048 of them, and amplitude 5, and sees
+    ``normalization="power"`` of a convolutional network.
+
+    Such a GP is brought to the mode of its posterior, all rows at once, by L-BFGS, and its training rows help
+    to set the temperature, each as if it had been left out. Everything else is trained by AdamW; and the GP
+    too if ``epochs``, ``batch_size`` or ``lr`` is given, or if there are very many rows.
 
     Args:
         model: Made by :func:`hetsngp.convert` or :func:`hetsngp.build`; its head is replaced at the end.
         loader: Yields (x, y) or (x, y, weight); or features, from :func:`hetsngp.extract_features`.
-        calibration: Held-out data of the same kind, to stop and to calibrate by; or the share of the rows to
-            hold out at random. Where that is fewer than 100 rows every row is held out once, in folds, as the
-            scikit-learn estimator does. None, or fewer than 20 rows in all: all epochs are run and nothing is
-            calibrated (``report.held_out`` is 0).
-        epochs: Passes over the features, at most; the learning rate follows a cosine to zero over them. None:
-            50, or as many as make 1,000 steps.
-        batch_size: Rows a step.
-        lr: Learning rate of AdamW; three times this for the weights of a GP.
-        weight_decay: Of AdamW, for what has no prior of its own.
-        patience: Epochs without a better held-out NLL after which training stops (a fifth of them all where
-            ``epochs`` is None and that is more); the best epoch is kept in either case. None: never.
+        calibration: Held-out data of the same kind, to calibrate by, and to stop AdamW; or the share of the
+            rows to hold out at random. Where that is fewer than 100 rows every row is held out once, in
+            folds, as the scikit-learn estimator does. None, or fewer than 20 rows in all: nothing is
+            calibrated (``report.held_out`` is 0), and AdamW runs all epochs.
+        epochs: Of AdamW, passes over the features, at most; the learning rate follows a cosine to zero over
+            them. None: 50, or as many as make 1,000 steps.
+        batch_size: Of AdamW, rows a step. None: 128.
+        lr: Of AdamW; three times this for the weights of a GP. None: 0.001.
+        weight_decay: For what has no prior of its own.
+        patience: Of AdamW, epochs without a better held-out NLL after which it stops (a fifth of them all
+            where ``epochs`` is None and that is more); the best epoch is kept in either case. None: never.
         seed: Of the head's initial values, the split, the order of batches and the integration points.
         progress: Show how far it is; None: at a terminal.
         **options: Options to change; the others stay as they were, when the model was made or last fitted so.
@@ -99,6 +108,8 @@ def fit_head(
     """
     method, changed = _check_options(model, options)
     share = _share(calibration)
+    by_steps = not (epochs is batch_size is lr is None)
+    batch_size, lr = 128 if batch_size is None else batch_size, 1e-3 if lr is None else lr
     check_positive("batch_size", batch_size, integer=True)
     if epochs is not None:
         check_positive("epochs", epochs, integer=True)
@@ -108,6 +119,11 @@ def fit_head(
     seeds = np.random.default_rng(seed).integers(2**31, size=4).tolist()
     sample = _view(model, method, changed, 0)  # what cannot be fitted so is refused before anything is run
     table = _table(sample, _features(model, sample, loader, "loader", show), "loader")
+    if share is not None:
+        pairs = split(table, share, seeds[0])
+    else:
+        held_out = _features(model, sample, calibration, "calibration", show)
+        pairs = [(table, _table(sample, held_out, "calibration"))]
     given = {*model.config["given"], *options} - {"method"}
     if "random_features" not in given:
         changed = _no_more_than(len(table.y), changed)
@@ -116,13 +132,10 @@ def fit_head(
     schedule = Schedule(epochs or max(50, math.ceil(STEPS / steps)), lr, weight_decay, GP_LEARNING_RATE)
     if patience is not None and epochs is None:
         patience = max(patience, schedule.epochs // 5)
-    fit = Fit(make, schedule, batch_size, patience, (seeds[2], seeds[3]), double=False)
-    if share is not None:
-        pairs = split(table, share, seeds[0])
-    else:
-        held_out = _features(model, sample, calibration, "calibration", show)
-        pairs = [(table, _table(sample, held_out, "calibration"))]
-    with Progress(schedule.epochs, 0 if len(pairs) == 1 else len(pairs), show) as watch:
+    to_the_mode = not by_steps and has_mode(sample, len(table.y) + sum(len(part.y) for _, part in pairs))
+    fit = Fit(make, schedule, batch_size, patience, (seeds[2], seeds[3]), False, to_the_mode, TOLERANCE)
+    length = MOST_LOOKS if to_the_mode else schedule.epochs
+    with Progress(length, 0 if len(pairs) == 1 else len(pairs), show) as watch:
         if len(pairs) == 1:
             view, _, report = fit.with_one_part(*pairs[0], watch)
         else:

@@ -116,7 +116,7 @@ def train_folds(
 
     def results() -> Iterator[tuple[float, float | None]]:
         for losses in zip(*runs, strict=True):
-            sums = [_nll_sums(m, held_out) for m, held_out in zip(models, validation, strict=True)]
+            sums = [nll_sums(m, held_out) for m, held_out in zip(models, validation, strict=True)]
             total, weight = (sum(part) for part in zip(*sums, strict=True))
             yield sum(losses) / len(losses), total / weight
 
@@ -228,11 +228,11 @@ def _one_epoch(
 
 def mean_nll(model: Classifier | Ensemble, loader: Iterable[Any]) -> float:
     """Held-out −log p(y) at the posterior mode, averaged over (weighted) examples."""
-    total, weight = _nll_sums(model, loader)
+    total, weight = nll_sums(model, loader)
     return total / weight
 
 
-def _nll_sums(model: Classifier | Ensemble, loader: Iterable[Any]) -> tuple[float, float]:
+def nll_sums(model: Classifier | Ensemble, loader: Iterable[Any]) -> tuple[float, float]:
     """The sum over examples, and of their weights."""
     device = model.members[0].temperature.device
     sigmoid = model.members[0].head.sigmoid

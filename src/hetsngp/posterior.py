@@ -10,7 +10,14 @@ from typing import Any, overload
 
 import torch
 
-from hetsngp.calibration import HeldOut, choose_scale, choose_temperature, held_out_fisher, posterior_of
+from hetsngp.calibration import (
+    TOLERANCE,
+    HeldOut,
+    choose_scale,
+    choose_temperature,
+    held_out_fisher,
+    posterior_of,
+)
 from hetsngp.ensemble import Ensemble
 from hetsngp.model import Classifier, evaluating, to_device
 from hetsngp.nn.posteriors import Statistics
@@ -40,6 +47,8 @@ class PosteriorReport:
     """Factor on the posterior variance."""
     held_out: float = 0
     """Held-out examples, or their total weight; 0 without calibration."""
+    left_out: float = 0
+    """Training examples that bore witness of the temperature too, each as if it had not been there."""
     nll_before: float | None = None
     """Held-out NLL at the posterior mode and the training temperature."""
     mode_temperature: float | None = None
@@ -52,7 +61,7 @@ class PosteriorReport:
     """Of ``nll_mode``."""
     allowance: float | None = None
     """Nats that the chosen scale was allowed to cost: one standard error of the difference from the best
-    scale, example by example, and at least 0.01."""
+    scale, example by example, and at least a tolerance."""
     scale_grid: tuple[tuple[float, float], ...] = ()
     """(scale, held-out NLL at ``mode_temperature``) of every scale tried."""
 
@@ -65,7 +74,8 @@ class PosteriorReport:
         )
         if not self.held_out:
             return text + ", not calibrated"
-        text += f"; on {_number(self.held_out)} held-out examples chose "
+        text += f"; on {_number(self.held_out)} held-out examples "
+        text += f"and {_number(self.left_out)} left out one at a time chose " if self.left_out else "chose "
         if has_posterior:
             text += (
                 f"posterior scale {self.scale:.3g}, the largest that costs at most {self.allowance:.4f}, and "
@@ -84,6 +94,7 @@ def fit_posterior(
     loader: Iterable[Any],
     calibration: Iterable[Any] | None = ...,
     *,
+    tolerance: float = ...,
     progress: Callable[[int], None] | None = ...,
 ) -> PosteriorReport: ...
 
@@ -94,6 +105,7 @@ def fit_posterior(
     loader: Iterable[Any],
     calibration: Iterable[Any] | None = ...,
     *,
+    tolerance: float = ...,
     progress: Callable[[int], None] | None = ...,
 ) -> list[PosteriorReport]: ...
 
@@ -103,6 +115,7 @@ def fit_posterior(
     loader: Iterable[Any],
     calibration: Iterable[Any] | None = None,
     *,
+    tolerance: float = TOLERANCE,
     progress: Callable[[int], None] | None = None,
 ) -> PosteriorReport | list[PosteriorReport]:
     """Fit the posterior in one pass over ``loader`` and calibrate on ``calibration``.
@@ -113,24 +126,36 @@ def fit_posterior(
     posterior has nothing to fit; calibration sets its temperature all the same. ``calibration`` must be held
     out from training (never training, never out-of-distribution data): it sets the temperature by NLL, gives
     the Kronecker posterior its output Hessian, picks the largest posterior scale whose NLL is as good as the
-    best, and sets the temperature again for predictions under that posterior.
+    best, and sets the temperature again for predictions under that posterior. As good is worse by no more
+    than a standard error or ``tolerance`` nats: with less of it familiar inputs are better calibrated, with
+    more the unfamiliar ones stand out.
     ``progress`` is called with the number of examples after each batch. An ensemble gets a list of reports.
     """
+    if not tolerance >= 0:
+        raise ValueError(f"tolerance is nats of held-out NLL and must be at least 0, got {tolerance!r}")
     if isinstance(model, Ensemble):
         check_repeatable(len(model.members), loader=loader, calibration=calibration)
-        return [_fit_one(member, loader, calibration, progress) for member in model.members]
-    return _fit_one(model, loader, calibration, progress)
+    refuse_training_data(loader, calibration)
+    reports = []
+    for member in model.members:
+        reports.append(fit_and_calibrate(member, loader, calibration, tolerance=tolerance, progress=progress))
+    return reports if isinstance(model, Ensemble) else reports[0]
 
 
-def _fit_one(
+def fit_and_calibrate(
     model: Classifier,
     loader: Iterable[Any],
     calibration: Iterable[Any] | None,
-    progress: Callable[[int], None] | None,
+    *,
+    left_out: HeldOut | None = None,
+    tolerance: float = TOLERANCE,
+    progress: Callable[[int], None] | None = None,
 ) -> PosteriorReport:
-    refuse_training_data(loader, calibration)
+    """:func:`fit_posterior` of one model. ``left_out``: training examples that help to set the temperature;
+    ``tolerance``: nats that a larger posterior scale may cost in any case.
+    """
     with fitting(model):
-        report = _fit_and_calibrate(model, loader, calibration, progress)
+        report = _fit_and_calibrate(model, loader, calibration, left_out, tolerance, progress)
     return finish(model, report)
 
 
@@ -161,18 +186,21 @@ def _fit_and_calibrate(
     model: Classifier,
     loader: Iterable[Any],
     calibration: Iterable[Any] | None,
+    left_out: HeldOut | None,
+    tolerance: float,
     progress: Callable[[int], None] | None,
 ) -> PosteriorReport:
     held_out = None if calibration is None else collect(model, calibration)
+    also = [] if left_out is None else [(model, left_out)]
     model.head.forget_calibration()
-    chosen = {} if held_out is None else choose_temperature([(model, held_out)])
+    chosen = {} if held_out is None else choose_temperature([(model, held_out)], also)
     if model.head.has_posterior:
         posterior = posterior_of(model)
         total = pass_over(model, loader, progress, held_out)
         posterior.scale.fill_(1.0)
         posterior.fit(total, None if held_out is None else held_out_fisher(model, held_out))
         chosen |= {"posterior": posterior.name, "count": total.count}
-        chosen |= {} if held_out is None else choose_scale([(model, held_out)])
+        chosen |= {} if held_out is None else choose_scale([(model, held_out)], also, tolerance)
     return PosteriorReport(temperature=float(model.temperature), **chosen)
 
 

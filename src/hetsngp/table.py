@@ -53,6 +53,12 @@ class Table:
         """What a split keeps in proportion: the class (n,), one and the same for multi-hot labels."""
         return self.y if self.y.ndim == 1 else np.zeros(len(self.y), dtype=np.int64)
 
+    @property
+    def alone(self) -> Tensor:
+        """Rows that no other is equal to in x: (n,) bool."""
+        _, place, count = np.unique(self.group, return_inverse=True, return_counts=True)
+        return torch.from_numpy(count[place.reshape(-1)] == 1)
+
     def standardised(self, mean: Any, scale: Any) -> Table:
         return replace(self, x=(self.x - mean) / scale)
 

@@ -161,6 +161,8 @@ class DirichletHead(KeepsPrecision, Head):
 
     # --- calibration ------------------------------------------------------------------------------------
 
-    def held_out_nll(self, h: Tensor, y: Tensor, temperature: Tensor, *, posterior: bool) -> Tensor:
+    def held_out_nll(
+        self, h: Tensor, y: Tensor, temperature: Tensor, *, posterior: bool, shift: Tensor | None = None
+    ) -> Tensor:
         log_probs = dirichlet.mean(self.concentration(self.log_evidence(h), temperature)).log()
         return -log_probs.gather(1, y.unsqueeze(1)).squeeze(1).to(h.dtype)

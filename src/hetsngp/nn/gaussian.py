@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -272,8 +273,13 @@ class GaussianHead(Head):
         probs = self.noise_free_probs(self.latent.mean(self.latent.features(h)))
         return posterior.fisher(probs, self.temperature.to(h), weight, len(h))
 
-    def held_out_nll(self, h: Tensor, y: Tensor, temperature: Tensor, *, posterior: bool) -> Tensor:
-        utility = self.utility(h, posterior=posterior).tempered(temperature.to(h))
+    def held_out_nll(
+        self, h: Tensor, y: Tensor, temperature: Tensor, *, posterior: bool, shift: Tensor | None = None
+    ) -> Tensor:
+        utility = self.utility(h, posterior=posterior)
+        if shift is not None:
+            utility = replace(utility, mean=utility.mean + shift)
+        utility = utility.tempered(temperature.to(h))
         if self.sigmoid:
             log_yes, log_no = (self._mixed(part) for part in functional.sigmoid_log_probs(utility))
             y = y.to(log_yes.dtype)

@@ -147,6 +147,11 @@ class Head(nn.Module):
         """Sum of output Hessians at h, where the posterior takes one from held-out data."""
         return None
 
-    def held_out_nll(self, h: Tensor, y: Tensor, temperature: Tensor, *, posterior: bool) -> Tensor:
-        """−log P(y) at a given temperature, at fixed points, with or without the posterior: (B,)."""
+    def held_out_nll(
+        self, h: Tensor, y: Tensor, temperature: Tensor, *, posterior: bool, shift: Tensor | None = None
+    ) -> Tensor:
+        """−log P(y) at a given temperature, at fixed points, with or without the posterior: (B,).
+
+        ``shift`` (B, K) is added to f, where there is one.
+        """
         raise NotImplementedError

@@ -1,0 +1,220 @@
+"""descend: a GP on features that stay as they are ends at the mode of its posterior."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.optimize import minimize
+from tests.contract import toy
+from torch import Tensor, nn
+
+import hetsngp
+from hetsngp import descent, fit_head
+from hetsngp.loop import EpochResult, mean_nll, train
+from hetsngp.nn.extractor import Features
+
+X, Y = toy.blobs(3, 60, flip=0.2)
+X2, Y2 = toy.blobs(3, 40, flip=0.2, seed=1)
+ONES = torch.ones(len(Y), dtype=torch.float64)
+
+
+def gp(method: str = "sngp", **options: Any) -> hetsngp.Classifier:
+    """In float64, on two features, which the head has looked at."""
+    generator = torch.Generator().manual_seed(0)
+    every: dict[str, Any] = {
+        "features": "inducing",
+        "random_features": 64,
+        "amplitude": 3.0,
+        "normalization": None,
+        "rank": 1,
+        **options,
+    }
+    model = hetsngp.build(method, Features(2, "mlp"), 3, dataset_size=len(Y), generator=generator, **every)
+    model.double().head.adapt(X.double(), generator=torch.Generator().manual_seed(0))
+    return model
+
+
+def rows(weight: Tensor = ONES, size: int = 1000) -> list[tuple[Tensor, ...]]:
+    return list(zip(*(t.split(size) for t in (X.double(), Y, weight)), strict=True))
+
+
+def beta_of(model: hetsngp.Classifier) -> Tensor:
+    return model.head.latent.beta.detach()  # type: ignore[union-attr, return-value]
+
+
+def mode_by_scipy(model: hetsngp.Classifier, weight: Tensor = ONES) -> Tensor:
+    """The minimum of Σ w·CE + ½‖β‖², from zero, by another program."""
+    phi = model.head.latent.features(X.double()).detach()  # type: ignore[union-attr, operator]
+
+    def objective(flat: Any) -> tuple[float, Any]:
+        beta = torch.tensor(flat).reshape(phi.shape[1], 3).requires_grad_()
+        each = F.cross_entropy(phi @ beta, Y, reduction="none")
+        loss = (weight * each).sum() + 0.5 * beta.square().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert beta.grad is not None
+        return float(loss.detach()), beta.grad.numpy().ravel()
+
+    start = np.zeros(phi.shape[1] * 3)
+    found = minimize(objective, start, jac=True, method="BFGS", options={"gtol": 1e-6, "maxiter": 5000})
+    return torch.tensor(found.x).reshape(-1, 3)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_it_ends_at_the_mode(weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(descent, "ENOUGH", 1e-12)
+    weight = 0.2 + torch.rand(len(Y), generator=torch.Generator().manual_seed(5)).double()
+    weight = weight / weight.mean() if weighted else ONES
+    model = gp()
+    descent.descend([model], [rows(weight)])
+    torch.testing.assert_close(beta_of(model), mode_by_scipy(model, weight), rtol=0, atol=1e-4)
+    assert not model.training
+    assert model.head.latent.beta.grad is None  # type: ignore[union-attr]
+
+
+def test_a_few_looks_come_as_near_as_the_tolerance_says() -> None:
+    """Without a unit of steps of its own for each component it takes twice as many."""
+    model = gp(amplitude=10.0)
+    history = descent.descend([model], [rows()])
+    value = float(model.train().loss(X.double(), Y).detach())
+    best = gp(amplitude=10.0)
+    best.head.latent.beta.data.copy_(mode_by_scipy(best))  # type: ignore[union-attr]
+    lowest = float(best.train().loss(X.double(), Y).detach())
+    assert lowest <= value < lowest + 1e-4
+    assert len(history) <= 10
+    assert history[-1].loss == pytest.approx(value)
+    assert [r.epoch for r in history] == list(range(1, len(history) + 1))
+
+
+def test_batches_are_one_sum() -> None:
+    whole, parts = gp(), gp()
+    descent.descend([whole], [rows()])
+    descent.descend([parts], [rows(size=50)])  # the last has fewer rows, and counts for less
+    torch.testing.assert_close(beta_of(parts), beta_of(whole), rtol=0, atol=0.02)
+    assert mean_nll(parts, rows()) == pytest.approx(mean_nll(whole, rows()), abs=1e-4)
+
+
+def test_the_noise_is_learned_too_and_lower_than_by_adam() -> None:
+    model, other = gp("hetsngp"), gp("hetsngp")
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    history = descent.descend([model], [rows()], weight_decay=0.0)
+    assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+    train(other, rows(), epochs=60, lr=1e-2, weight_decay=0.0, generator=torch.Generator().manual_seed(0))
+    points = torch.Generator().manual_seed(0)
+    assert history[-1].loss < float(other.train().loss(X.double(), Y, generator=points).detach())
+
+
+def test_weight_decay_is_a_prior_on_what_has_none() -> None:
+    free, held = gp("hetsngp"), gp("hetsngp")
+    descent.descend([free], [rows()], weight_decay=0.0)
+    descent.descend([held], [rows()], weight_decay=1.0)
+
+    def size(model: hetsngp.Classifier) -> float:
+        return sum(float(p.detach().square().sum()) for n, p in model.named_parameters() if "noise" in n)
+
+    assert size(held) < 0.1 * size(free)
+    assert float(beta_of(held).norm()) > 0.5 * float(beta_of(free).norm())
+
+
+def test_the_same_seed_gives_the_same_bits() -> None:
+    one, two, other = gp("hetsngp"), gp("hetsngp"), gp("hetsngp")
+    for model, seed in ((one, 3), (two, 3), (other, 4)):
+        descent.descend([model], [rows()], seed=seed)
+    assert torch.equal(beta_of(one), beta_of(two))
+    assert not torch.equal(beta_of(one), beta_of(other))  # other points of the integral
+
+
+def test_models_go_side_by_side_and_one_that_is_there_waits() -> None:
+    one, two = gp(amplitude=0.1), gp(amplitude=10.0)
+    alone = gp(amplitude=10.0)
+    seen: list[EpochResult] = []
+    held_out = [(X2[:40].double(), Y2[:40]), (X2[40:].double(), Y2[40:])]
+    watched = [held_out[:1], held_out[1:]]
+    history = descent.descend([one, two], [rows(), rows()], validation=watched, on_epoch=seen.append)
+    lengths = [len(descent.descend([gp(amplitude=a)], [rows()])) for a in (0.1, 10.0)]
+    assert lengths[0] < lengths[1] == len(history)
+    assert history == seen
+    descent.descend([alone], [rows()])
+    assert torch.equal(beta_of(two), beta_of(alone))
+    sums = [mean_nll(m, w) * len(w[0][1]) for m, w in zip((one, two), watched, strict=True)]
+    assert history[-1].held_out == pytest.approx(sum(sums) / len(Y2))
+    losses = [float(m.train().loss(X.double(), Y).detach()) for m in (one, two)]
+    assert history[-1].loss == pytest.approx(sum(losses) / 2)
+
+
+def test_a_nan_is_an_error_that_names_a_way_out() -> None:
+    model = gp()
+    model.head.latent.beta.data[0, 0] = float("nan")  # type: ignore[union-attr, index]
+    with pytest.raises(FloatingPointError, match="the loss is nan: lower the amplitude"):
+        descent.descend([model], [rows()])
+
+
+def test_heavy_rows_are_brought_as_near_as_light_ones() -> None:
+    """A thousand times the weight, and the prior is a thousandth: the same nats in all are left."""
+    model = gp()
+    model.dataset_size = 1000.0 * len(Y)
+    history = descent.descend([model], [rows()])
+    assert len(history) > len(descent.descend([gp()], [rows()]))
+
+
+def test_more_rows_than_are_kept_are_not_for_this() -> None:
+    assert descent.has_mode(gp(), 2**22)
+    assert not descent.has_mode(gp(), 2**22 + 1)  # of 64 features each
+    assert not descent.has_mode(gp(features="random"), 10)
+    assert not descent.has_mode(gp("deterministic"), 10)
+
+
+# --- fit_head ---------------------------------------------------------------------------------------------
+
+
+def frozen(method: str = "sngp") -> hetsngp.Classifier:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 3))
+    generator = torch.Generator().manual_seed(0)
+    every: dict[str, Any] = {"freeze": True, "random_features": 64, "rank": 1, "generator": generator}
+    return hetsngp.convert(net, method, X[:2], num_classes=3, **every)
+
+
+@pytest.mark.parametrize("calibration", [None, [(X2, Y2)], 0.1])
+def test_fit_head_brings_a_gp_to_the_mode(calibration: Any) -> None:
+    """With a held-out part, in folds, and without either."""
+    model = frozen()
+    report = fit_head(model, [(X, Y)], calibration)
+    assert report.held_out == {None: 0, 0.1: 180}.get(calibration if calibration != [(X2, Y2)] else "", 120)
+    h = hetsngp.extract_features(model, [(X, Y)]).h
+    view = model.on_features()
+    beta: Any = model.head.latent.beta  # type: ignore[union-attr]
+    view.train().zero_grad()
+    view.loss(h, Y).backward()  # type: ignore[no-untyped-call]
+    settled = float(beta.grad.norm())
+    fit_head(model, [(X, Y)], calibration, epochs=50)
+    model.on_features().train().loss(h, Y).backward()  # type: ignore[no-untyped-call]
+    stopped = float(model.head.latent.beta.grad.norm())  # type: ignore[union-attr]
+    assert settled < 0.1 * stopped
+
+
+@pytest.mark.parametrize("given", [{"epochs": 3}, {"lr": 1e-3}, {"batch_size": 64}])
+def test_what_is_said_of_adam_means_adam(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetsngp.fitting.descend", pytest.fail)
+    fit_head(frozen(), [(X, Y)], [(X2, Y2)], **given)
+
+
+@pytest.mark.parametrize(("method", "more"), [("deterministic", {}), ("sngp", {"features": "random"})])
+def test_what_has_no_such_mode_is_trained_by_steps(
+    method: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetsngp.fitting.descend", pytest.fail)
+    monkeypatch.setattr("hetsngp.frozen.STEPS", 1)
+    fit_head(frozen(), [(X, Y)], [(X2, Y2)], method=method, **more)
+
+
+def test_progress_of_a_descent(capsys: pytest.CaptureFixture[str]) -> None:
+    report = fit_head(frozen(), [(X, Y)], 0.1, progress=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("5 folds  epoch 1/40  loss") for line in lines)
+    assert any(line.startswith("all rows  epoch 1/40  loss") for line in lines)
+    assert lines[-1] == str(report)

@@ -1,0 +1,259 @@
+"""left_out: training examples as the mode would see them had it not met them, and what they are good for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.optimize import minimize
+from tests.contract import toy
+from torch import Tensor, nn
+
+import hetsngp
+from hetsngp import calibration, descent, fit_head, leaving
+from hetsngp.calibration import HeldOut, best_temperature, choose_scale, choose_temperature, held_out_nll
+from hetsngp.nn.extractor import Features
+from hetsngp.table import Table
+
+X, Y = toy.blobs(3, 15, flip=0.2)
+X2, Y2 = toy.blobs(3, 40, flip=0.2, seed=1)
+N = len(Y)
+ONES, EVERY = torch.ones(N, dtype=torch.float64), torch.ones(N, dtype=torch.bool)
+
+
+def at_the_mode(
+    method: str = "sngp", weight: Tensor = ONES, monkeypatch: pytest.MonkeyPatch | None = None, **options: Any
+) -> hetsngp.Classifier:
+    generator = torch.Generator().manual_seed(0)
+    every: dict[str, Any] = {
+        "features": "inducing",
+        "random_features": 46,
+        "amplitude": 3.0,
+        "normalization": None,
+        "rank": 1,
+        **options,
+    }
+    model = hetsngp.build(method, Features(2, "mlp"), 3, dataset_size=N, generator=generator, **every)
+    model.double().head.adapt(X.double(), generator=torch.Generator().manual_seed(0))
+    if monkeypatch is not None:
+        monkeypatch.setattr(descent, "ENOUGH", 1e-10)
+    descent.descend([model], [[(X.double(), Y, weight)]])
+    return model
+
+
+def rows(weight: Tensor = ONES) -> list[tuple[Tensor, ...]]:
+    return list(zip(*(t.split(20) for t in (X.double(), Y, weight)), strict=True))
+
+
+def refitted_without(model: hetsngp.Classifier, row: int, weight: Tensor) -> Tensor:
+    """f at a training point, of a mode that is found anew without it."""
+    phi = model.head.latent.features(X.double()).detach()  # type: ignore[union-attr, operator]
+    rest = weight.clone()
+    rest[row] = 0.0
+
+    def objective(flat: Any) -> tuple[float, Any]:
+        beta = torch.tensor(flat).reshape(phi.shape[1], 3).requires_grad_()
+        loss = (rest * F.cross_entropy(phi @ beta, Y, reduction="none")).sum() + 0.5 * beta.square().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert beta.grad is not None
+        return float(loss.detach()), beta.grad.numpy().ravel()
+
+    found = minimize(objective, np.zeros(phi.shape[1] * 3), jac=True, method="BFGS", options={"gtol": 1e-5})
+    return phi[row] @ torch.tensor(found.x).reshape(-1, 3)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_it_is_nearly_what_a_fit_without_the_example_says(
+    weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = 0.2 + 1.6 * torch.rand(N, generator=torch.Generator().manual_seed(5)).double()
+    weight = weight / weight.mean() if weighted else ONES
+    model = at_the_mode("sngp", weight, monkeypatch)
+    found = leaving.left_out(model, rows(weight), EVERY)
+    assert found is not None
+    assert found.shift is not None
+    with torch.no_grad():
+        f = model.head.latent(X.double(), posterior=False).mean  # type: ignore[union-attr]
+    some = list(range(0, N, 3))
+    exact = torch.stack([refitted_without(model, row, weight) for row in some])
+    centred = [t - t.mean(1, keepdim=True) for t in (f[some], (f + found.shift)[some], exact)]
+    missed, moved = (centred[1] - centred[2]).norm(), (centred[0] - centred[2]).norm()
+    assert float(missed) < 0.35 * float(moved)
+    # And by what it is used for: the loss of an example that was not met.
+    labels = Y[some]
+    seen, guessed, true = (
+        float(F.cross_entropy(t, labels)) for t in (f[some], (f + found.shift)[some], exact)
+    )
+    assert abs(guessed - true) < 0.25 * abs(seen - true)
+
+
+@pytest.mark.parametrize("method", ["sngp", "hetsngp"])
+def test_the_slope_is_that_of_the_loss(method: str) -> None:
+    model = at_the_mode(method, temperature=0.7).eval()
+    head: Any = model.head
+    h, tau = X.double(), head.training_temperature
+    slope, curvature = leaving._slope_and_curvature(head, h, Y)
+    step = 1e-5 * torch.eye(3, dtype=torch.float64)
+    with torch.no_grad():
+        for c in range(3):
+            ahead, behind = (
+                head.held_out_nll(h, Y, tau, posterior=False, shift=sign * step[c].expand(N, 3))
+                for sign in (1, -1)
+            )
+            torch.testing.assert_close(slope[:, c], (ahead - behind) / 2e-5, rtol=1e-4, atol=1e-6)
+        probs = head.log_probs(h).exp()
+    if method == "sngp":
+        torch.testing.assert_close(curvature, probs * (1 - probs) / 0.49)
+    else:
+        each = torch.stack([leaving._slope(head, h, torch.full_like(Y, c)) for c in range(3)], 1)
+        torch.testing.assert_close(curvature, (probs.unsqueeze(2) * each.square()).sum(1))
+
+
+def test_wide_noise_flattens_the_loss() -> None:
+    """p(1 − p) would take the label to be as telling as without noise."""
+    model = at_the_mode("hetsngp").eval()
+    head: Any = model.head
+    head.noise.diagonal.bias.data.fill_(2.0)
+    _, curvature = leaving._slope_and_curvature(head, X.double(), Y)
+    with torch.no_grad():
+        probs = head.log_probs(X.double()).exp()
+    assert float((curvature.detach() / (probs * (1 - probs))).median()) < 0.8
+    assert bool((curvature >= 0).all())
+
+
+def test_the_other_likelihood_is_left_alone() -> None:
+    model = at_the_mode("hetsngp", likelihood="mean_log")
+    assert leaving.left_out(model, rows(), EVERY) is None
+
+
+def test_a_witness_has_its_shift_in_the_loss() -> None:
+    model = at_the_mode()
+    found = leaving.left_out(model, rows(), EVERY)
+    assert found is not None
+    assert found.shift is not None
+    with torch.no_grad():
+        f = model.head.latent(X.double(), posterior=False).mean  # type: ignore[union-attr]
+        got = held_out_nll(model, found, torch.tensor(2.0), posterior=False)
+    torch.testing.assert_close(got, F.cross_entropy((f + found.shift) / 2, Y, reduction="none"))
+    assert float(got.mean()) > float(F.cross_entropy(f / 2, Y))  # or nothing was left out
+
+
+def test_long_data_keep_their_shifts_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = at_the_mode()
+    found = leaving.left_out(model, rows(), EVERY)
+    assert found is not None
+    whole = held_out_nll(model, found, torch.tensor(1.0), posterior=False)
+    monkeypatch.setattr(calibration, "CALIBRATION_ROWS", 7)
+    torch.testing.assert_close(held_out_nll(model, found, torch.tensor(1.0), posterior=False), whole)
+
+
+def test_too_many_classes_or_rows_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = at_the_mode()
+    work = 3 * 46 * 46 * (46 + N)
+    monkeypatch.setattr(leaving, "MOST_WORK", work)
+    assert leaving.left_out(model, rows(), EVERY) is not None
+    monkeypatch.setattr(leaving, "MOST_WORK", work - 1)
+    assert leaving.left_out(model, rows(), EVERY) is None
+
+
+def test_an_example_with_a_copy_is_no_witness() -> None:
+    table = Table(np.zeros((5, 1)), np.zeros(5), np.ones(5), np.array([3, 1, 3, 0, 2]))
+    assert table.alone.tolist() == [False, True, False, True, True]
+    model = at_the_mode()
+    alone = torch.arange(N) % 2 == 0
+    found = leaving.left_out(model, rows(), alone)
+    everyone = leaving.left_out(model, rows(), EVERY)
+    assert found is not None
+    assert everyone is not None
+    assert torch.equal(found.h, X.double()[alone])
+    assert torch.equal(found.y, Y[alone])
+    assert torch.equal(found.shift, everyone.shift[alone])  # type: ignore[arg-type, index]
+    assert leaving.left_out(model, rows(), ~EVERY) is None
+
+
+def test_all_witnesses_set_the_temperature_and_the_held_out_what_the_posterior_changes() -> None:
+    model = at_the_mode()
+    held_out, witnesses = HeldOut(X2.double(), Y2), leaving.left_out(model, rows(), EVERY)
+    assert witnesses is not None
+    pairs, also = [(model, held_out)], [(model, witnesses)]
+    with torch.no_grad():
+        chosen = choose_temperature(pairs, also)
+        together, by_held_out = best_temperature([*pairs, *also]), best_temperature(pairs)
+        assert float(together) == chosen["mode_temperature"] == float(model.head.mode_temperature)
+        assert float(together) != float(by_held_out)
+        assert (chosen["held_out"], chosen["left_out"]) == (120, N)
+        assert chosen["nll"] == pytest.approx(
+            float(held_out_nll(model, held_out, together, posterior=False).mean())
+        )
+        posterior: Any = model.head.posterior
+        posterior.fit(model.head.statistics(X.double()), model.head.fisher(X2.double()) / 120)  # type: ignore[operator]
+        choose_scale(pairs, also)
+        ratio = best_temperature(pairs, posterior=True) / by_held_out
+        assert float(model.temperature) == pytest.approx(float(together * ratio), rel=1e-6)
+
+
+def test_the_tolerance_bounds_the_scale() -> None:
+    model = at_the_mode()
+    posterior: Any = model.head.posterior
+    pairs = [(model, HeldOut(X2.double(), Y2))]
+    with torch.no_grad():
+        choose_temperature(pairs)
+        posterior.fit(model.head.statistics(X.double()), model.head.fisher(X2.double()) / 120)  # type: ignore[operator]
+        scales = [choose_scale(pairs, (), nats)["scale"] for nats in (0.0, 0.01, 10.0)]
+    assert scales[0] <= scales[1] < scales[2] == posterior.largest_scale
+
+
+# --- fit_head ---------------------------------------------------------------------------------------------
+
+
+def frozen(method: str = "sngp") -> hetsngp.Classifier:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 3))
+    generator = torch.Generator().manual_seed(0)
+    every: dict[str, Any] = {"freeze": True, "random_features": 46, "rank": 1, "generator": generator}
+    return hetsngp.convert(net, method, X[:2], num_classes=3, **every)
+
+
+def test_fit_head_asks_its_training_data_too() -> None:
+    report = fit_head(frozen(), [(X, Y)], [(X2, Y2)])
+    assert (report.held_out, report.left_out) == (120, N)
+    assert "on 120 held-out examples and 45 left out one at a time chose posterior scale" in str(report)
+    twice = fit_head(frozen(), [(X, Y), (X[:5], Y[:5])], [(X2, Y2)])
+    assert twice.left_out == N - 5
+    assert fit_head(frozen(), [(X, Y)], None).left_out == 0
+    by_adam = fit_head(frozen(), [(X, Y)], [(X2, Y2)], epochs=3)
+    assert by_adam.left_out == 0  # which is not at the mode
+    assert "left out" not in str(by_adam)
+    assert fit_head(frozen(), [(X, Y)], 0.1).left_out == 0  # folds hold out all there is
+
+
+def test_few_held_out_examples_matter_less() -> None:
+    """Of four held-out parts of 20, the temperatures differ less than their own best ones do."""
+    parts = [(X2[i::6], Y2[i::6]) for i in range(4)]
+    reports = [fit_head(frozen(), [(X, Y)], [part]) for part in parts]
+    spread = np.std([np.log(r.mode_temperature or 0) for r in reports])
+    by_adam = [fit_head(frozen(), [(X, Y)], [part], epochs=100, lr=0.05) for part in parts]
+    assert spread < 0.7 * np.std([np.log(r.mode_temperature or 0) for r in by_adam])
+
+
+def test_multi_hot_labels_are_left_out_one_by_one_too() -> None:
+    x, labels = X2, torch.stack([X2[:, 0] > 0, X2[:, 1] > 0], 1).float()
+    generator = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
+    options: dict[str, Any] = {
+        "freeze": True,
+        "random_features": 46,
+        "link": "sigmoid",
+        "generator": generator,
+    }
+    model = hetsngp.convert(net, "sngp", X[:2], num_classes=2, **options)
+    report = fit_head(model, [(x[:80], labels[:80])], [(x[80:], labels[80:])])
+    assert report.left_out == 80
+    assert report.nll is not None
+    assert report.nll < 2 * np.log(2)
