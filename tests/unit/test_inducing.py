@@ -151,6 +151,19 @@ def test_rows_are_found_by_their_bits(dtype: torch.dtype) -> None:
     assert memory.find(rows.to(torch.float64 if dtype == torch.float32 else torch.float32)) is None
 
 
+def test_the_very_tensor_is_known_until_it_changes() -> None:
+    rows, values = torch.randn(50, 8), torch.randn(50, 3)
+    memory, asked = RowMemory(rows, values), rows[:5].clone()
+    found = memory.find(asked)
+    assert memory.find(asked) is found  # not even copied
+    asked[0] = rows[7]
+    assert torch.equal(memory.find(asked), values[[7, 1, 2, 3, 4]])  # type: ignore[arg-type]
+    asked[0] = 0.0
+    assert memory.find(asked) is None
+    with torch.inference_mode():
+        assert torch.equal(memory.find(rows[:5].clone()), values[:5])  # type: ignore[arg-type]
+
+
 def test_hashes_of_many_rows_differ() -> None:
     rows = torch.randint(0, 3, (100_000, 12), generator=torch.Generator().manual_seed(0)).float()
     distinct = torch.unique(rows, dim=0)

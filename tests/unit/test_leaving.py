@@ -90,6 +90,31 @@ def test_it_is_nearly_what_a_fit_without_the_example_says(
     assert abs(guessed - true) < 0.25 * abs(seen - true)
 
 
+def test_it_is_a_newton_step_of_the_loss_without_the_example() -> None:
+    """Labels under the sigmoid are independent, so that class by class is exact."""
+    labels = torch.stack([X[:, 0] > 0, X[:, 1] > 0.5], 1).double()
+    weight = 0.2 + torch.rand(N, generator=torch.Generator().manual_seed(5)).double()
+    generator = torch.Generator().manual_seed(0)
+    every: dict[str, Any] = {"features": "inducing", "random_features": 46, "amplitude": 3.0}
+    every |= {"normalization": None, "link": "sigmoid", "temperature": 0.8, "generator": generator}
+    model = hetsngp.build("sngp", Features(2, "mlp"), 2, dataset_size=N, **every).double()
+    model.head.adapt(X.double())
+    model.head.latent.beta.data.normal_(generator=generator)  # type: ignore[union-attr]
+    found = leaving.left_out(model, [(X.double(), labels, weight)], EVERY)
+    assert found is not None
+    assert found.shift is not None
+    phi = model.head.latent.features(X.double()).detach()  # type: ignore[union-attr, operator]
+    probs = (phi @ model.head.latent.beta.detach() / 0.8).sigmoid()  # type: ignore[union-attr, operator]
+    for row, c in ((0, 0), (7, 1), (30, 0)):
+        rest = weight.clone()
+        rest[row] = 0.0
+        curvature = rest * probs[:, c] * (1 - probs[:, c]) / 0.64
+        hessian = (phi.mT * curvature) @ phi + torch.eye(phi.shape[1]).double()
+        slope = weight[row] * (probs[row, c] - labels[row, c]) / 0.8  # what leaving it out takes away
+        step = phi[row] @ torch.linalg.solve(hessian, phi[row]) * slope
+        assert float(found.shift[row, c]) == pytest.approx(float(step), rel=1e-6)
+
+
 @pytest.mark.parametrize("method", ["sngp", "hetsngp"])
 def test_the_slope_is_that_of_the_loss(method: str) -> None:
     model = at_the_mode(method, temperature=0.7).eval()
@@ -206,6 +231,11 @@ def test_the_tolerance_bounds_the_scale() -> None:
     assert scales[0] <= scales[1] < scales[2] == posterior.largest_scale
 
 
+def test_a_tolerance_below_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"tolerance is nats .* at least 0, got -1"):
+        hetsngp.fit_posterior(at_the_mode(), rows(), [(X2.double(), Y2)], tolerance=-1.0)
+
+
 # --- fit_head ---------------------------------------------------------------------------------------------
 
 
@@ -229,6 +259,17 @@ def test_fit_head_asks_its_training_data_too() -> None:
     assert by_adam.left_out == 0  # which is not at the mode
     assert "left out" not in str(by_adam)
     assert fit_head(frozen(), [(X, Y)], 0.1).left_out == 0  # folds hold out all there is
+
+
+@pytest.mark.parametrize("part", [0.1, [(X2, Y2)]])  # in folds, and with one part
+def test_fit_head_has_a_tolerance_of_its_own(part: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed = []
+    for tolerance in (0.001, 10.0):
+        monkeypatch.setattr("hetsngp.frozen.TOLERANCE", tolerance)
+        allowed.append(fit_head(frozen(), [(X, Y)], part).allowance)
+    assert allowed[0] is not None
+    assert allowed[0] < 1.0
+    assert allowed[1] == 10.0
 
 
 def test_few_held_out_examples_matter_less() -> None:
