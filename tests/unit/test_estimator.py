@@ -523,10 +523,10 @@ def test_lists_frames_and_memmaps(tmp_path: Path) -> None:
         small().predict_uncertainty(X)
 
 
-@pytest.mark.parametrize("where", ["fit_posterior", "cross_fit_posterior", "train", "train_folds"])
+@pytest.mark.parametrize("where", ["fit_and_calibrate", "cross_fit_posterior", "train", "train_folds"])
 def test_an_interrupted_fit_changes_nothing(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     X, y = blobs(60)
-    clf = (plain if where == "fit_posterior" else small)(epochs=2).fit(X, y)
+    clf = (plain if where == "fit_and_calibrate" else small)(epochs=2).fit(X, y)
     before = clf.predict_proba(X)
 
     def stop(*args: Any, **kwargs: Any) -> None:
