@@ -114,14 +114,17 @@ def exact_mode(phi: Tensor, y: Tensor) -> Tensor:
     return minimise(loss, phi.new_zeros(phi.shape[1], 10), 150) * size
 
 
-def left_out(phi: Tensor, beta: Tensor, y: Tensor) -> Tensor:
-    """Logits of each training image had it not been there: one Newton step, curvature class by class."""
+def left_out(phi: Tensor, beta: Tensor, y: Tensor, *, shared: bool = False) -> Tensor:
+    """Logits of each training image had it not been there: one Newton step, with the curvature of each class,
+    or with their mean for all.
+    """
     logits = phi @ beta
     probs = logits.softmax(1)
     gradient = probs - F.one_hot(y, probs.shape[1])
     out = logits.clone()
     for c in range(probs.shape[1]):
-        weight = probs[:, c] * (1 - probs[:, c])
+        curvature = probs * (1 - probs)
+        weight = curvature.mean(1) if shared else curvature[:, c]
         precision = (phi.mT * weight) @ phi + torch.eye(phi.shape[1]).to(phi)
         root = torch.linalg.cholesky(precision)
         variance = torch.linalg.solve_triangular(root, phi.mT, upper=False).square().sum(0)
@@ -180,9 +183,11 @@ def one_seed(seed: int, folder: Path, model: hetsngp.Classifier) -> dict[str, di
         beta = exact_mode(phi, y)
         name = f"exact mode, amplitude {amplitude:g}"
         add(name, held @ beta, other @ beta)
-        alone = left_out(phi, beta, y)
-        both = fitted("temperature", torch.cat([alone, held @ beta]), torch.cat([y, hy]))
-        out[f"{name}, temperature of training images left out too"] = judged(both(other @ beta), vy)
+        for shared in (False, True):
+            alone = left_out(phi, beta, y, shared=shared)
+            both = fitted("temperature", torch.cat([alone, held @ beta]), torch.cat([y, hy]))
+            how = ", one curvature for all classes" if shared else ""
+            out[f"{name}, temperature of training images left out too{how}"] = judged(both(other @ beta), vy)
     return out
 
 

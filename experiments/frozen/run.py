@@ -11,7 +11,7 @@ training set. Near-OOD: CIFAR-100's test images; far-OOD: the scenes.
     HETSNGP_DATA=~/data python experiments/frozen/run.py tune       # how the defaults of fit_head were chosen
 
 Cost on two cores: 40 images a second, so 16 minutes for the features of three seeds (kept in out/frozen: a
-second run goes on from there), then two to three minutes a seed for the four heads. Results:
+second run goes on from there), then some minutes a seed for the four heads. Results:
 experiments/frozen/*.json, *.png.
 """
 

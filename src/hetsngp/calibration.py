@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -113,7 +114,8 @@ def row_keys(h: Tensor, unit: Tensor) -> Tensor:
 
 def held_out_nll(model: Classifier, held_out: HeldOut, temperature: Tensor, *, posterior: bool) -> Tensor:
     """Held-out −log p(y), example by example: (n,), at fixed integration points."""
-    shifts = [None] * len(held_out.h) if held_out.shift is None else held_out.shift.split(CALIBRATION_ROWS)
+    shift = held_out.shift
+    shifts = itertools.repeat(None) if shift is None else shift.split(CALIBRATION_ROWS)
     return torch.cat(
         [
             model.head.held_out_nll(h, y, temperature, posterior=posterior, shift=shift)

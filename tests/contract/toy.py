@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hetsngp
@@ -33,6 +33,16 @@ def blobs(
     x = 3 * torch.stack([angle.cos(), angle.sin()], 1) + 0.7 * torch.randn(len(y), 2, generator=g)
     noisy = torch.rand(len(y), generator=g) < flip
     return x, torch.where(noisy, torch.randint(classes, y.shape, generator=g), y)
+
+
+def frozen(method: str = "sngp", classes: int = 3, **options: Any) -> hetsngp.Classifier:
+    """A small network that stays as it is, converted; the same at every call."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, classes))
+    every: dict[str, Any] = {"random_features": 64, "rank": 1, **options}
+    every["generator"] = torch.Generator().manual_seed(0)
+    return hetsngp.convert(net, method, torch.zeros(2, 2), num_classes=classes, freeze=True, **every)
 
 
 def loader(x: Tensor, y: Tensor, batch_size: int = 12) -> DataLoader[Any]:

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from scipy.optimize import minimize
 from tests.contract import toy
-from torch import Tensor, nn
+from tests.contract.toy import frozen
+from torch import Tensor
 
 import hetsngp
 from hetsngp import descent, fit_head
@@ -173,15 +174,6 @@ def test_more_rows_than_are_kept_are_not_for_this() -> None:
 
 
 # --- fit_head ---------------------------------------------------------------------------------------------
-
-
-def frozen(method: str = "sngp") -> hetsngp.Classifier:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 3))
-    generator = torch.Generator().manual_seed(0)
-    every: dict[str, Any] = {"freeze": True, "random_features": 64, "rank": 1, "generator": generator}
-    return hetsngp.convert(net, method, X[:2], num_classes=3, **every)
 
 
 @pytest.mark.parametrize("calibration", [None, [(X2, Y2)], 0.1])

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from scipy.optimize import minimize
 from tests.contract import toy
-from torch import Tensor, nn
+from tests.contract.toy import frozen
+from torch import Tensor
 
 import hetsngp
 from hetsngp import calibration, descent, fit_head, leaving
@@ -239,15 +240,6 @@ def test_a_tolerance_below_zero_is_refused() -> None:
 # --- fit_head ---------------------------------------------------------------------------------------------
 
 
-def frozen(method: str = "sngp") -> hetsngp.Classifier:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 3))
-    generator = torch.Generator().manual_seed(0)
-    every: dict[str, Any] = {"freeze": True, "random_features": 46, "rank": 1, "generator": generator}
-    return hetsngp.convert(net, method, X[:2], num_classes=3, **every)
-
-
 def test_fit_head_asks_its_training_data_too() -> None:
     report = fit_head(frozen(), [(X, Y)], [(X2, Y2)])
     assert (report.held_out, report.left_out) == (120, N)
@@ -283,17 +275,7 @@ def test_few_held_out_examples_matter_less() -> None:
 
 def test_multi_hot_labels_are_left_out_one_by_one_too() -> None:
     x, labels = X2, torch.stack([X2[:, 0] > 0, X2[:, 1] > 0], 1).float()
-    generator = torch.Generator().manual_seed(0)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
-    options: dict[str, Any] = {
-        "freeze": True,
-        "random_features": 46,
-        "link": "sigmoid",
-        "generator": generator,
-    }
-    model = hetsngp.convert(net, "sngp", X[:2], num_classes=2, **options)
+    model = frozen(classes=2, link="sigmoid")
     report = fit_head(model, [(x[:80], labels[:80])], [(x[80:], labels[80:])])
     assert report.left_out == 80
     assert report.nll is not None
