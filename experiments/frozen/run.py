@@ -29,7 +29,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -386,11 +386,21 @@ def tune(folder: Path, device: torch.device, jobs: int) -> dict[str, Any]:
     todo += [("deterministic", setting) for setting in (*LINEAR_SETTINGS, {}, {"folds": True})]
     # On the processor whatever the device: so many at once would wait for each other on one GPU.
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        asked = [[pool.submit(try_setting, folder, *one, seed) for seed in TUNING_SEEDS] for one in todo]
-        runs = []
-        for (method, setting), each in zip(todo, asked, strict=True):
-            runs.append({"method": method, **setting, **summary([future.result() for future in each])})
-            print(runs[-1], flush=True)
+        asked = {
+            pool.submit(try_setting, folder, *one, seed): (number, seed)
+            for number, one in enumerate(todo)
+            for seed in TUNING_SEEDS
+        }
+        for done, future in enumerate(as_completed(asked), 1):
+            number, seed = asked[future]
+            print(f"{done}/{len(asked)} seed {seed}", *todo[number], future.result(), flush=True)
+    found: list[list[dict[str, float]]] = [[] for _ in todo]
+    for future, (number, _) in asked.items():
+        found[number].append(future.result())
+    runs = [
+        {"method": method, **setting, **summary(each)}
+        for (method, setting), each in zip(todo, found, strict=True)
+    ]
     return {"what": tune.__doc__, "seeds": list(TUNING_SEEDS), "runs": runs}
 
 
