@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hetsngp
 from hetsngp.nn.backbones import ResidualMLP
+from hetsngp.nn.extractor import Features
 from hetsngp.nn.gaussian import GaussianHead
 from hetsngp.nn.heads import Head
 from hetsngp.recipes import METHODS
@@ -43,6 +44,15 @@ def frozen(method: str = "sngp", classes: int = 3, **options: Any) -> hetsngp.Cl
     every: dict[str, Any] = {"random_features": 64, "rank": 1, **options}
     every["generator"] = torch.Generator().manual_seed(0)
     return hetsngp.convert(net, method, torch.zeros(2, 2), num_classes=classes, freeze=True, **every)
+
+
+def inducing(x: Tensor, method: str = "sngp", classes: int = 3, **options: Any) -> hetsngp.Classifier:
+    """In float64, on inducing features of x (n, D), which the head has looked at."""
+    every: dict[str, Any] = {"features": "inducing", "amplitude": 3.0, "normalization": None, "rank": 1}
+    every |= {"generator": torch.Generator().manual_seed(0), "dataset_size": len(x), **options}
+    model = hetsngp.build(method, Features(x.shape[1], "mlp"), classes, **every).double()
+    model.head.adapt(x.double(), generator=torch.Generator().manual_seed(0))
+    return model
 
 
 def loader(x: Tensor, y: Tensor, batch_size: int = 12) -> DataLoader[Any]:

@@ -16,7 +16,6 @@ from torch import Tensor
 import hetsngp
 from hetsngp import descent, fit_head
 from hetsngp.loop import EpochResult, mean_nll, train
-from hetsngp.nn.extractor import Features
 
 X, Y = toy.blobs(3, 60, flip=0.2)
 X2, Y2 = toy.blobs(3, 40, flip=0.2, seed=1)
@@ -24,19 +23,7 @@ ONES = torch.ones(len(Y), dtype=torch.float64)
 
 
 def gp(method: str = "sngp", **options: Any) -> hetsngp.Classifier:
-    """In float64, on two features, which the head has looked at."""
-    generator = torch.Generator().manual_seed(0)
-    every: dict[str, Any] = {
-        "features": "inducing",
-        "random_features": 64,
-        "amplitude": 3.0,
-        "normalization": None,
-        "rank": 1,
-        **options,
-    }
-    model = hetsngp.build(method, Features(2, "mlp"), 3, dataset_size=len(Y), generator=generator, **every)
-    model.double().head.adapt(X.double(), generator=torch.Generator().manual_seed(0))
-    return model
+    return toy.inducing(X, method, random_features=64, **options)
 
 
 def rows(weight: Tensor = ONES, size: int = 1000) -> list[tuple[Tensor, ...]]:

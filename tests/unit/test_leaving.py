@@ -16,7 +16,6 @@ from torch import Tensor
 import hetsngp
 from hetsngp import calibration, descent, fit_head, leaving
 from hetsngp.calibration import HeldOut, best_temperature, choose_scale, choose_temperature, held_out_nll
-from hetsngp.nn.extractor import Features
 from hetsngp.table import Table
 
 X, Y = toy.blobs(3, 15, flip=0.2)
@@ -28,17 +27,7 @@ ONES, EVERY = torch.ones(N, dtype=torch.float64), torch.ones(N, dtype=torch.bool
 def at_the_mode(
     method: str = "sngp", weight: Tensor = ONES, monkeypatch: pytest.MonkeyPatch | None = None, **options: Any
 ) -> hetsngp.Classifier:
-    generator = torch.Generator().manual_seed(0)
-    every: dict[str, Any] = {
-        "features": "inducing",
-        "random_features": 46,
-        "amplitude": 3.0,
-        "normalization": None,
-        "rank": 1,
-        **options,
-    }
-    model = hetsngp.build(method, Features(2, "mlp"), 3, dataset_size=N, generator=generator, **every)
-    model.double().head.adapt(X.double(), generator=torch.Generator().manual_seed(0))
+    model = toy.inducing(X, method, random_features=46, **options)
     if monkeypatch is not None:
         monkeypatch.setattr(descent, "ENOUGH", 1e-10)
     descent.descend([model], [[(X.double(), Y, weight)]])
@@ -95,12 +84,8 @@ def test_it_is_a_newton_step_of_the_loss_without_the_example() -> None:
     """Labels under the sigmoid are independent, so that class by class is exact."""
     labels = torch.stack([X[:, 0] > 0, X[:, 1] > 0.5], 1).double()
     weight = 0.2 + torch.rand(N, generator=torch.Generator().manual_seed(5)).double()
-    generator = torch.Generator().manual_seed(0)
-    every: dict[str, Any] = {"features": "inducing", "random_features": 46, "amplitude": 3.0}
-    every |= {"normalization": None, "link": "sigmoid", "temperature": 0.8, "generator": generator}
-    model = hetsngp.build("sngp", Features(2, "mlp"), 2, dataset_size=N, **every).double()
-    model.head.adapt(X.double())
-    model.head.latent.beta.data.normal_(generator=generator)  # type: ignore[union-attr]
+    model = toy.inducing(X, classes=2, random_features=46, link="sigmoid", temperature=0.8)
+    model.head.latent.beta.data.normal_(generator=torch.Generator().manual_seed(1))  # type: ignore[union-attr]
     found = leaving.left_out(model, [(X.double(), labels, weight)], EVERY)
     assert found is not None
     assert found.shift is not None
