@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from hetsngp import storage
 from hetsngp.ensemble import Ensemble
 from hetsngp.model import Classifier
+from hetsngp.nn.held import DIRECTION
 from hetsngp.saved import Saved, describe
 from hetsngp.storage import ArtifactError
 
@@ -98,7 +99,9 @@ def _check_model(model: Any, where: str = "") -> None:
 
 
 def _tensors(model: Classifier) -> dict[str, Tensor]:
-    return {name: t.detach().cpu().contiguous().clone() for name, t in model.state_dict().items()}
+    # Without what held bounds keep for training alone: a loaded model is not held.
+    kept = {name: t for name, t in model.state_dict().items() if name.rpartition(".")[2] != DIRECTION}
+    return {name: t.detach().cpu().contiguous().clone() for name, t in kept.items()}
 
 
 def _check_networks(backbone: Any) -> None:

@@ -6,16 +6,18 @@ State is explicit: a vector v goes in, (σ, v) comes out. All in float32 or bett
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.grad import conv1d_weight, conv2d_weight
 
 Size = int | Sequence[int]
-Operator = Callable[[Tensor], Tensor]
 
 _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d}
 _CONV_TRANSPOSE: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d}
+_CONV_WEIGHT: dict[int, Callable[..., Tensor]] = {1: conv1d_weight, 2: conv2d_weight}
 
 
 def start_vector(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> Tensor:
@@ -43,9 +45,9 @@ def linear_norm(weight: Tensor, v: Tensor, iterations: int = 1) -> tuple[Tensor,
     >>> round(sigma.item(), 4), [round(x, 4) for x in v.tolist()]
     (3.0, [1.0, 0.0])
     """
-    w, v = _wide(weight), _wide(v)
     with torch.autocast(weight.device.type, enabled=False):
-        return _power_iteration(lambda x: w @ x, lambda y: w.T @ y, v, iterations, groups=1)
+        norms, _, v = _power_iteration(_matrix(weight), v, iterations)
+    return norms.amax(), v
 
 
 def conv_norm(
@@ -75,35 +77,49 @@ def conv_norm(
     >>> round(sigma.item(), 4)
     1.0
     """
-    dims, size, kernel = weight.dim() - 2, tuple(v.shape[1:]), tuple(weight.shape[2:])
-    if dims not in _CONV or len(size) != dims:
-        raise ValueError(
-            f"conv_norm takes the weight of a Conv1d or Conv2d and v of shape (in, *spatial); "
-            f"got weight {tuple(weight.shape)} and v {tuple(v.shape)}"
-        )
-    steps, dilations = _per_axis(stride, dims), _per_axis(dilation, dims)
-    pads = _pads(padding, kernel, dilations)
-    mode = "constant" if padding_mode == "zeros" else padding_mode
-    flat_pads = [p for pair in reversed(pads) for p in pair]
-    w, v = _wide(weight), _wide(v)
-
-    def apply(x: Tensor) -> Tensor:
-        x = F.pad(x[None], flat_pads, mode=mode)
-        return _CONV[dims](x, w, stride=steps, dilation=dilations, groups=groups)[0]
-
-    def adjoint(y: Tensor) -> Tensor:
-        # Inputs past the last whole stride are read by no kernel: output_padding gives them back as zeros.
-        rest = [
-            (n + sum(pad) - d * (k - 1) - 1) % s
-            for n, pad, d, k, s in zip(size, pads, dilations, kernel, steps, strict=True)
-        ]
-        x = _CONV_TRANSPOSE[dims](
-            y[None], w, stride=steps, output_padding=rest, dilation=dilations, groups=groups
-        )
-        return _pad_adjoint(x[0], size, pads, mode)
-
     with torch.autocast(weight.device.type, enabled=False):
-        return _power_iteration(apply, adjoint, v, iterations, groups)
+        operator = _convolution(weight, v, stride, padding, dilation, groups, padding_mode)
+        norms, _, v = _power_iteration(operator, v, iterations)
+    return norms.amax(), v
+
+
+@torch.no_grad()
+def linear_direction(weight: Tensor, v: Tensor, iterations: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """(σ, v) as `linear_norm` gives them, and G = ∂σ/∂W = uvᵀ, (out, in), for `held_norm`.
+
+    >>> sigma, v, direction = linear_direction(torch.diag(torch.tensor([3.0, 1.0])), torch.ones(2), 20)
+    >>> held_norm(torch.tensor([[3.1, 0.1], [0.0, 1.0]]), direction).round(decimals=4)  # the weight moved on
+    tensor(3.1000)
+    """
+    with torch.autocast(weight.device.type, enabled=False):
+        return _with_direction(_matrix(weight), v, iterations)
+
+
+@torch.no_grad()
+def conv_direction(
+    weight: Tensor, v: Tensor, iterations: int = 1, **options: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(σ, v) as `conv_norm` gives them with the same options, and G, of the weight's shape, for `held_norm`.
+
+    G is the gradient of ⟨u, conv(v; W)⟩ in W, the correlation of v with u. Each group has its own part of
+    it, also where another's σ is larger: that may change before the next power iteration.
+    """
+    with torch.autocast(weight.device.type, enabled=False):
+        return _with_direction(_convolution(weight, v, **options), v, iterations)
+
+
+def held_norm(weight: Tensor, direction: Tensor, groups: int = 1) -> Tensor:
+    """σ ≈ ⟨W, G⟩, the largest of the groups, of a weight that has moved since G was made.
+
+    weight and direction: (out, in/groups, ...); returns a scalar, float32 or better. ⟨W, G⟩ = ⟨u, Av⟩ with
+    unit vectors: equal to σ at the weight of G (σ is homogeneous of degree one), exact to first order in the
+    change of W where σ is simple, and never above the true norm. ∂/∂W is that of `linear_norm` and
+    `conv_norm`, which hold u and v fixed: G, of the largest group.
+    """
+    product = _wide(weight) * direction
+    if groups == 1:  # a handful of kernels fewer
+        return product.sum()
+    return product.reshape(groups, -1).sum(dim=1).amax()
 
 
 def soft_bound(weight: Tensor, sigma: Tensor, bound: Tensor | float) -> Tensor:
@@ -120,11 +136,70 @@ def soft_bound(weight: Tensor, sigma: Tensor, bound: Tensor | float) -> Tensor:
     return (_wide(weight) * (c / torch.maximum(sigma, c))).to(weight.dtype)
 
 
-def _power_iteration(
-    apply: Operator, adjoint: Operator, v: Tensor, iterations: int, groups: int
-) -> tuple[Tensor, Tensor]:
+class _Operator(NamedTuple):
+    """x ↦ Ax, linear in a weight W too and block diagonal in ``groups`` of channels."""
+
+    apply: Callable[[Tensor], Tensor]
+    adjoint: Callable[[Tensor], Tensor]
+    direction: Callable[[Tensor, Tensor], Tensor]
+    """u, v ↦ ∂⟨u, Av⟩/∂W."""
+    groups: int = 1
+
+
+def _matrix(weight: Tensor) -> _Operator:
+    w = _wide(weight)
+    return _Operator(lambda x: w @ x, lambda y: w.T @ y, torch.outer)
+
+
+def _convolution(
+    weight: Tensor,
+    v: Tensor,
+    stride: Size = 1,
+    padding: Size | str = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    padding_mode: str = "zeros",
+) -> _Operator:
+    dims, size, kernel = weight.dim() - 2, tuple(v.shape[1:]), tuple(weight.shape[2:])
+    if dims not in _CONV or len(size) != dims:
+        raise ValueError(
+            f"a convolution's norm takes the weight of a Conv1d or Conv2d and v of shape (in, *spatial); "
+            f"got weight {tuple(weight.shape)} and v {tuple(v.shape)}"
+        )
+    steps, dilations = _per_axis(stride, dims), _per_axis(dilation, dims)
+    pads = _pads(padding, kernel, dilations)
+    mode = "constant" if padding_mode == "zeros" else padding_mode
+    flat_pads = [p for pair in reversed(pads) for p in pair]
+    options: dict[str, Any] = {"stride": steps, "dilation": dilations, "groups": groups}
+    w = _wide(weight)
+
+    def padded(x: Tensor) -> Tensor:
+        return F.pad(x[None], flat_pads, mode=mode)
+
+    def apply(x: Tensor) -> Tensor:
+        return _CONV[dims](padded(x), w, **options)[0]
+
+    def adjoint(y: Tensor) -> Tensor:
+        # Inputs past the last whole stride are read by no kernel: output_padding gives them back as zeros.
+        rest = [
+            (n + sum(pad) - d * (k - 1) - 1) % s
+            for n, pad, d, k, s in zip(size, pads, dilations, kernel, steps, strict=True)
+        ]
+        x = _CONV_TRANSPOSE[dims](y[None], w, output_padding=rest, **options)
+        return _pad_adjoint(x[0], size, pads, mode)
+
+    def direction(u: Tensor, v: Tensor) -> Tensor:
+        return _CONV_WEIGHT[dims](padded(v), w.shape, u[None], **options)
+
+    return _Operator(apply, adjoint, direction, groups)
+
+
+def _power_iteration(operator: _Operator, v: Tensor, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
+    """σ of each group (groups,), u and v."""
     if iterations < 1:
         raise ValueError(f"iterations must be at least 1, got {iterations}")
+    apply, adjoint, _, groups = operator
+    v = _wide(v)
     with torch.no_grad():
         for _ in range(iterations - 1):
             v = _unit(adjoint(_unit(apply(v), groups)), groups, otherwise=v)
@@ -133,7 +208,12 @@ def _power_iteration(
     back = adjoint(u)
     with torch.no_grad():
         v = _unit(back, groups, otherwise=v)
-    return (back * v).reshape(groups, -1).sum(dim=1).amax(), v
+    return (back * v).reshape(groups, -1).sum(dim=1), u, v
+
+
+def _with_direction(operator: _Operator, v: Tensor, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
+    norms, u, v = _power_iteration(operator, v, iterations)
+    return norms.amax(), v, operator.direction(u, v)
 
 
 def _unit(x: Tensor, groups: int, otherwise: Tensor | None = None) -> Tensor:

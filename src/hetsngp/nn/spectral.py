@@ -15,17 +15,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hetsngp.functional.spectral import conv_norm, linear_norm, soft_bound, start_vector, wide_dtype
+from hetsngp.functional.spectral import (
+    conv_norm,
+    held_norm,
+    linear_norm,
+    soft_bound,
+    start_vector,
+    wide_dtype,
+)
+from hetsngp.nn.held import DIRECTION, Holdable, conv_options
 
 _BUFFERS = ("spectral_bound", "spectral_sigma", "spectral_v")
 OPAQUE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # read inner weights without calling the layer
-_CONV_OPTIONS = ("stride", "padding", "dilation", "groups", "padding_mode")
 _FIRST_ITERATIONS = 30  # σ to 1–2 % from a random start (error ~ log(n)/4k); then one a step keeps up
 # A layer that must not change yet is bounded by so many times its σ: the first estimate falls short.
 _ROOM = 1.05
 
 
-class _Bounded(nn.Module):
+class _Bounded(Holdable):
     """State and schedule of the bound; the subclasses say how the layer applies its weight.
 
     Training: one power iteration at each forward pass (more at the first, and after a change of the spatial
@@ -34,6 +41,7 @@ class _Bounded(nn.Module):
     scalar, 0 until measured (then the weight is left alone); `spectral_v` (in, *spatial), empty until the
     first training pass. σ lags the weight by one iteration: by some per cent where two singular values cross
     in fast training. `torch.compile(fullgraph=True)` wants the first pass to be eager.
+    Held from outside (:mod:`hetsngp.nn.held`), a forward pass takes σ = ⟨W, G⟩ and leaves v as it is.
 
     A pretrained layer is not to be changed by being bounded. It remembers the c that was asked for
     (`spectral_keep`): where its σ is larger when it is first measured, c becomes 1.05·σ, and at another image
@@ -42,28 +50,30 @@ class _Bounded(nn.Module):
 
     spectral_keep: float | None = None
 
-    weight: Tensor
     spectral_bound: Tensor
-    spectral_sigma: Tensor
-    spectral_v: Tensor
 
     def __init__(self, *args: Any, bound: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         _register(self, bound)
 
     def bounded_weight(self, spatial: Sequence[int] = ()) -> Tensor:
-        """The weight the layer applies; in training mode this advances the power iteration."""
+        """The weight the layer applies; in training mode σ is measured for it."""
         sigma = self.measure(spatial) if self.training else self.spectral_sigma
         return soft_bound(self.weight, sigma, self.spectral_bound)
 
     def measure(self, spatial: Sequence[int] = ()) -> Tensor:
-        """σ by one power iteration more, remembered; many at a new input size."""
+        """σ by one power iteration more, or ⟨W, G⟩, remembered; many iterations at a new input size."""
         if self.spectral_v.shape != (_in_channels(self), *spatial):
             self._start(spatial)
-        sigma, v = _norm(self, self.spectral_v, iterations=1)
+        v = self.spectral_v
+        if self.spectral_direction is None:
+            sigma, v = _norm(self, v, iterations=1)
+        else:
+            sigma = held_norm(self.weight, self.spectral_direction, _groups(self))
         with torch.no_grad():  # in place, so that compiled and CUDA graphs keep their addresses
             self.spectral_sigma.copy_(sigma)
-            self.spectral_v.copy_(v)
+            if v is not self.spectral_v:
+                self.spectral_v.copy_(v)
         return sigma
 
     @torch.inference_mode(False)
@@ -76,14 +86,15 @@ class _Bounded(nn.Module):
             sigma, before = sigma.to(self.spectral_bound), self.spectral_sigma
             fits = torch.where(before > 0, self.spectral_bound * sigma / before, _ROOM * sigma)
             self.spectral_bound = fits.clamp_min(self.spectral_keep)
+        self.renew()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # Rounded to bfloat16, σ would differ between training and evaluation, and c from what was asked for.
-        before = {name: getattr(self, name) for name in _BUFFERS}
+        before = {name: getattr(self, name) for name in (*_BUFFERS, DIRECTION)}
         super()._apply(fn, recurse)
         for name, old in before.items():
             new = getattr(self, name)
-            if new.dtype != wide_dtype(new):
+            if old is not None and new.dtype != wide_dtype(new):
                 setattr(self, name, old.to(new.device))
         return self
 
@@ -220,7 +231,7 @@ def fold_spectral_bound(module: nn.Module) -> int:
             layer.weight = nn.Parameter(weight, requires_grad=layer.weight.requires_grad)
         else:
             layer.weight.copy_(weight)
-        for name in _BUFFERS:
+        for name in (*_BUFFERS, DIRECTION):
             delattr(layer, name)
         layer.__dict__.pop("spectral_keep", None)
         layer.__class__ = _PLAIN[type(layer)]
@@ -241,12 +252,15 @@ def measure_sigma(layer: nn.Module, input_size: Sequence[int] = (), iterations: 
 def _norm(layer: nn.Module, v: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
     if isinstance(layer, nn.Linear):
         return linear_norm(layer.weight, v, iterations)
-    options = {name: getattr(layer, name) for name in _CONV_OPTIONS}
-    return conv_norm(cast(Tensor, layer.weight), v, iterations, **options)
+    return conv_norm(cast(Tensor, layer.weight), v, iterations, **conv_options(layer))
 
 
 def _in_channels(layer: nn.Module) -> int:
     return cast(int, layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels)
+
+
+def _groups(layer: nn.Module) -> int:
+    return 1 if isinstance(layer, nn.Linear) else cast(int, layer.groups)
 
 
 def _register(module: nn.Module, bound: float) -> None:
@@ -257,3 +271,4 @@ def _register(module: nn.Module, bound: float) -> None:
         raise TypeError(f"only real floating-point weights can be bounded, not {weight.dtype}")
     for name, value in zip(_BUFFERS, (bound, 0.0, []), strict=True):
         module.register_buffer(name, torch.tensor(value, dtype=wide_dtype(weight), device=weight.device))
+    module.register_buffer(DIRECTION, None)
