@@ -18,7 +18,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ def idea(name: str) -> Iterator[None]:
 
     def all_epochs(models: Any, loaders: Any, validation: Any, schedule: Any, **options: Any) -> Any:
         for model, loader, generator in zip(models, loaders, options["generators"], strict=True):
-            history = loop.train(model, loader, **asdict(schedule), generator=generator)
+            history = loop.follow(model, loader, schedule, generator=generator)
         return [replace(result, held_out=-float(result.epoch)) for result in history]
 
     def sums_at_best_temperature(model: Any, loader: Any) -> tuple[float, float]:
@@ -98,10 +98,10 @@ def idea(name: str) -> Iterator[None]:
     def mode_temperature(pairs: Any, *, posterior: bool) -> Any:
         return pairs[0][0].head.temperature if posterior else set_temperature(pairs, posterior=False)
 
-    nll_sums, set_temperature = loop._nll_sums, calibration._set_temperature
+    nll_sums, set_temperature = loop.nll_sums, calibration._set_temperature
     place, attribute, other = {
         "all epochs": (fitting, "train_folds", all_epochs),
-        "epoch by the NLL at its best temperature": (loop, "_nll_sums", sums_at_best_temperature),
+        "epoch by the NLL at its best temperature": (loop, "nll_sums", sums_at_best_temperature),
         "temperature at the mode": (calibration, "_set_temperature", mode_temperature),
     }[name]
     before = getattr(place, attribute)

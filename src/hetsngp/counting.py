@@ -16,6 +16,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from hetsngp.model import Classifier
 from hetsngp.validation import check_batch, check_class_labels, check_weight
 
 
@@ -72,3 +73,21 @@ def _goes_through_all(loader: Any) -> bool:
     else:
         whole = False
     return whole and loader.collate_fn is default_collate
+
+
+def num_batches(loader: Iterable[Any]) -> int | None:
+    """Batches of an epoch; a DataLoader over a stream has ``__len__`` and no length."""
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def tell_counts(model: Classifier, loader: Iterable[Any]) -> None:
+    """Tell the model what it was not told; from a stream it cannot be had, and the loss warns of it."""
+    if model.dataset_size is None:
+        model.dataset_size = dataset_size(loader)
+    if model.wants_class_counts:
+        counts = class_counts(loader, model.num_classes)
+        if counts is not None:
+            model.class_counts = counts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -11,11 +11,12 @@ from hetsngp.calibration import TOLERANCE
 from hetsngp.crossfit import cross_fit_posterior
 from hetsngp.descent import LOGITS_AT_A_TIME, ROWS_AT_A_TIME, descend
 from hetsngp.leaving import left_out
-from hetsngp.loop import EpochResult, Schedule, best_epoch, train, train_folds
+from hetsngp.loop import EpochResult, best_epoch, follow, train_folds
 from hetsngp.model import Classifier
 from hetsngp.nn.extractor import Features
 from hetsngp.posterior import PosteriorReport, fit_and_calibrate
 from hetsngp.progress import Progress
+from hetsngp.schedule import Schedule
 from hetsngp.table import Batches, Table
 
 # Rows at a time where there is no gradient: the posterior's pass and predictions.
@@ -96,10 +97,10 @@ class Fit:
         if self.to_the_mode:
             history = self._descend([model], [batches], [] if watched is None else [watched], progress)
         else:
-            history = train(
+            history = follow(
                 model,
                 batches,
-                **asdict(schedule),
+                schedule,
                 generator=self._points(),
                 on_epoch=progress,
                 validation=watched,

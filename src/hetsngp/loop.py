@@ -1,4 +1,7 @@
-"""The plain-torch training loop: knows only ``loss``. The distributed engine wraps the same steps."""
+"""The training loop in plain torch: knows only ``loss``, and ``model(x)`` where something is held out.
+
+``training`` puts the same loop on Lightning Fabric: its gradients in place of :class:`Gradients`.
+"""
 
 from __future__ import annotations
 
@@ -8,54 +11,125 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from hetsngp.counting import class_counts, dataset_size
+from hetsngp.counting import num_batches, tell_counts
 from hetsngp.ensemble import Ensemble
 from hetsngp.model import Classifier, evaluating, to_device
-from hetsngp.validation import check_batch, check_positive, check_repeatable
+from hetsngp.schedule import Schedule
+from hetsngp.validation import check_batch, check_repeatable
+from hetsngp.watching import Best, EpochResult, best_epoch, watch
+
+__all__ = ["EpochResult", "Schedule", "best_epoch", "follow", "mean_nll", "nll_sums", "train", "train_folds"]
+
+# Updates between two looks at the loss: a look makes the host wait for the device.
+CHECK_EVERY = 50
 
 
-@dataclass(frozen=True)
-class EpochResult:
-    """What the callback of :func:`train` gets; ``held_out`` is the NLL on ``validation``, if any.
+@dataclass
+class Place:
+    """Where a run is: the epoch under way (from 1), how much of it is done, and its loss so far."""
 
-    ``member`` of ``members``, from 1: the members of an ensemble are trained one after another.
-    """
+    epoch: int = 1
+    batches: int = 0
+    updates: int = 0
+    """In all epochs."""
+    seen: int = 0
+    total: Tensor | float = 0.0
+    """Loss times examples; a tensor on the device, which nobody has to wait for."""
 
-    epoch: int
-    epochs: int
-    loss: float
-    held_out: float | None = None
-    member: int = 1
-    members: int = 1
+    def add(self, loss: Tensor, rows: int) -> None:
+        """A batch more."""
+        wide = torch.float32 if loss.device.type == "mps" else torch.float64
+        self.total = self.total + loss.detach().to(wide) * rows
+        self.seen, self.batches = self.seen + rows, self.batches + 1
+
+    def turn(self) -> None:
+        """To the next epoch."""
+        self.epoch, self.batches, self.seen, self.total = self.epoch + 1, 0, 0, 0.0
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """How the weights move: AdamW, the rate following a cosine from ``lr`` to zero in ``epochs``.
+class Gradients:
+    """The steps of an optimiser over a model, on the device that the model is on."""
 
-    ``gp_lr`` is a factor on the rate of what has a natural size of one, the GP's weights and a flow's, where
-    a network's is 1/√width. ``stop_after`` ends it after so many of the ``epochs``.
-    """
-
-    epochs: int
-    lr: float = 1e-3
-    weight_decay: float = 1e-4
-    gp_lr: float = 1.0
-    stop_after: int | None = None
-
-    def __post_init__(self) -> None:
-        check_positive("epochs", self.epochs, integer=True)
-        check_positive("lr", self.lr)
-        if not 0 <= self.weight_decay < float("inf"):
-            raise ValueError(f"weight_decay must be at least 0 and finite, got {self.weight_decay!r}")
-        if self.stop_after is not None:
-            check_positive("stop_after", self.stop_after, integer=True)
+    def __init__(
+        self, model: Classifier, optimizer: torch.optim.Optimizer, generator: torch.Generator | None = None
+    ) -> None:
+        self.model, self.optimizer, self.generator = model, optimizer, generator
 
     @property
-    def last(self) -> int:
-        """The epoch after which it ends."""
-        return self.epochs if self.stop_after is None else min(self.stop_after, self.epochs)
+    def device(self) -> torch.device:
+        return self.model.temperature.device
+
+    def add(self, x: Any, y: Tensor, weight: Tensor | None, *, group: int, complete: bool) -> Tensor:
+        """Add the gradient of one of ``group`` batches that share a step; ``complete``: that step is next.
+
+        Returns the batch's own loss.
+        """
+        loss = self.model.loss(x, y, generator=self.generator, weight=weight)
+        (loss / group if group > 1 else loss).backward()
+        return loss
+
+    def mean_loss(self, place: Place) -> float:
+        """Over the examples of the epoch so far."""
+        return float(place.total) / place.seen
+
+    def step(self) -> None:
+        """Move the weights by the gradients added since the last step."""
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def run_epoch(
+    gradients: Gradients,
+    loader: Iterable[Any],
+    schedule: Schedule,
+    place: Place,
+    *,
+    accumulate: int = 1,
+    on_update: Callable[[float], None] | None = None,
+) -> float:
+    """The rest of an epoch, which ``loader`` begins after ``place.batches`` batches; returns the mean loss.
+
+    A step is made after every ``accumulate`` batches, and after the last one. ``on_update`` is called after
+    each with its rate, and should look at the loss every now and then.
+    """
+    length = num_batches(loader)
+    if length is None and (schedule.smooth or accumulate > 1):
+        raise TypeError(
+            "loader has no len(), and a rate that moves with every update, or accumulation, needs it: "
+            "give a loader of known length"
+        )
+    rate = 0.0
+    for batch in loader:
+        x, y, weight = check_batch(batch, "loader")
+        x, y = to_device(x, gradients.device), to_device(y, gradients.device)
+        weight = None if weight is None else to_device(weight, gradients.device)
+        first = place.batches // accumulate * accumulate
+        group = accumulate if length is None else min(accumulate, length - first)
+        if place.batches == first:
+            share = (place.batches / length, group / length) if length else (0.0, 1.0)
+            rate = schedule.set_rate(gradients.optimizer, place.epoch - 1 + share[0], share[1])
+        complete = place.batches + 1 == first + group
+        place.add(gradients.add(x, y, weight, group=group, complete=complete), len(y))
+        if complete:
+            gradients.step()
+            place.updates += 1
+            if on_update is not None:
+                on_update(rate)
+            elif place.updates % CHECK_EVERY == 0:
+                checked_loss(gradients, place, rate)
+    if place.seen == 0:
+        raise ValueError("loader is empty: it yielded no batch")
+    return checked_loss(gradients, place, rate)
+
+
+def checked_loss(gradients: Gradients, place: Place, rate: float) -> float:
+    """The mean loss of the epoch so far; NaN is an error."""
+    loss = gradients.mean_loss(place)
+    if loss != loss:
+        raise FloatingPointError(f"the loss is NaN in epoch {place.epoch}: lower lr (now {rate:g})")
+    return loss
 
 
 def train(
@@ -82,16 +156,37 @@ def train(
     The members of an ensemble are trained one after another, each as if it were alone: with an optimiser and
     a best epoch of its own, in orders that the loader draws anew. The results come in the same order.
     """
+    return follow(
+        model,
+        loader,
+        Schedule(epochs, lr, weight_decay, gp_lr, stop_after),
+        generator=generator,
+        on_epoch=on_epoch,
+        validation=validation,
+        patience=patience,
+    )
+
+
+def follow(
+    model: Classifier | Ensemble,
+    loader: Iterable[Any],
+    schedule: Schedule,
+    *,
+    generator: torch.Generator | None = None,
+    on_epoch: Callable[[EpochResult], None] | None = None,
+    validation: Iterable[Any] | None = None,
+    patience: int | None = None,
+) -> list[EpochResult]:
+    """:func:`train` by any schedule."""
     if patience is not None and validation is None:
         raise ValueError("patience needs a validation loader to watch: train(..., validation=held_out)")
-    schedule = Schedule(epochs, lr, weight_decay, gp_lr, stop_after)
     members = model.members
     check_repeatable(len(members), loader=loader, validation=validation)
     history: list[EpochResult] = []
     for number, member in enumerate(members, 1):
         run = _epochs(member, loader, schedule, generator)
         results = _with_held_out(member, run, validation)
-        history += _watch([member], results, schedule, patience, on_epoch, (number, len(members)))
+        history += watch(Best([member]), results, schedule, patience, on_epoch, (number, len(members)))
     model.eval()
     return history
 
@@ -120,7 +215,7 @@ def train_folds(
             total, weight = (sum(part) for part in zip(*sums, strict=True))
             yield sum(losses) / len(losses), total / weight
 
-    return _watch(models, results(), schedule, patience, on_epoch)
+    return watch(Best(models), results(), schedule, patience, on_epoch)
 
 
 def _with_held_out(
@@ -130,100 +225,24 @@ def _with_held_out(
         yield loss, None if validation is None else mean_nll(model, validation)
 
 
-def _watch(
-    models: Sequence[Classifier],
-    results: Iterator[tuple[float, float | None]],
-    schedule: Schedule,
-    patience: int | None,
-    on_epoch: Callable[[EpochResult], None] | None,
-    member: tuple[int, int] = (1, 1),
-) -> list[EpochResult]:
-    """Run through (loss, held-out NLL) of the epochs, and leave the models at the best of them."""
-    if patience is not None:
-        check_positive("patience", patience, integer=True)
-    history: list[EpochResult] = []
-    best, states = 0, None
-    for epoch, (loss, held_out) in enumerate(results, 1):
-        history.append(EpochResult(epoch, schedule.last, loss, held_out, *member))
-        if on_epoch is not None:
-            on_epoch(history[-1])
-        if held_out is None:
-            continue
-        if held_out == held_out and best_epoch(history) == epoch:
-            best, states = epoch, None  # the old ones go before the new ones come
-            states = [{k: t.clone() for k, t in model.state_dict().items()} for model in models]
-        if patience is not None and epoch - best >= patience:
-            break
-    if states is not None:
-        for model, state in zip(models, states, strict=True):
-            model.load_state_dict(state)
-    for model in models:
-        model.eval()
-    return history
-
-
-def best_epoch(history: Sequence[EpochResult]) -> int:
-    """The epoch of lowest held-out NLL, the first of equals; the last where nothing was held out.
-
-    Of one model: from the history of an ensemble take a member, ``[r for r in history if r.member == 2]``.
-    """
-    if len({r.member for r in history}) > 1:
-        raise ValueError(
-            "history is of several members, each with a best epoch of its own: "
-            "best_epoch([r for r in history if r.member == 1])"
-        )
-    watched = [(r.held_out, r.epoch) for r in history if r.held_out is not None and r.held_out == r.held_out]
-    return min(watched)[1] if watched else history[-1].epoch
-
-
 def _epochs(
     model: Classifier, loader: Iterable[Any], schedule: Schedule, generator: torch.Generator | None
 ) -> Iterator[float]:
     """Train an epoch each time the next loss is asked for."""
-    groups = [
-        {**group, "lr": schedule.lr * (schedule.gp_lr if group.get("natural_size_one") else 1.0)}
-        for group in model.parameter_groups(schedule.weight_decay)
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=schedule.lr)
-    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=schedule.epochs)
-    _count(model, loader)
+    optimizer = schedule.make_optimizer(model)
+    gradients, place = Gradients(model, optimizer, generator), Place()
+    tell_counts(model, loader)
+    optimizer.zero_grad(set_to_none=True)
     model.train()
     try:
-        for epoch in range(1, schedule.last + 1):
-            loss = _one_epoch(model, loader, optimizer, generator, epoch)
-            cosine.step()
+        while place.epoch <= schedule.last:
+            loss = run_epoch(gradients, loader, schedule, place)
+            place.turn()
             yield loss
     finally:
-        # Optimiser and scheduler refer to each other: their memory would wait for the garbage collector.
+        # Parameters and their states refer to each other: memory would wait for the garbage collector.
         optimizer.state.clear()
         optimizer.zero_grad(set_to_none=True)
-
-
-def _one_epoch(
-    model: Classifier,
-    loader: Iterable[Any],
-    optimizer: torch.optim.Optimizer,
-    generator: torch.Generator | None,
-    epoch: int,
-) -> float:
-    device = model.temperature.device
-    total, seen = 0.0, 0
-    for batch in loader:
-        x, y, weight = check_batch(batch, "loader")
-        x, y = to_device(x, device), to_device(y, device)
-        weight = None if weight is None else to_device(weight, device)
-        optimizer.zero_grad(set_to_none=True)
-        loss = model.loss(x, y, generator=generator, weight=weight)
-        loss.backward()
-        optimizer.step()
-        value = float(loss.detach())
-        if value != value:
-            lr = optimizer.param_groups[0]["lr"]
-            raise FloatingPointError(f"the loss is NaN in epoch {epoch}: lower lr (now {lr:g})")
-        total, seen = total + value * len(y), seen + len(y)
-    if seen == 0:
-        raise ValueError("loader is empty: it yielded no batch")
-    return total / seen
 
 
 def mean_nll(model: Classifier | Ensemble, loader: Iterable[Any]) -> float:
@@ -232,15 +251,19 @@ def mean_nll(model: Classifier | Ensemble, loader: Iterable[Any]) -> float:
     return total / weight
 
 
-def nll_sums(model: Classifier | Ensemble, loader: Iterable[Any]) -> tuple[float, float]:
-    """The sum over examples, and of their weights."""
+def nll_sums(
+    model: Classifier | Ensemble,
+    loader: Iterable[Any],
+    log_probs_of: Callable[[Any], Tensor] | None = None,
+) -> tuple[float, float]:
+    """The sum over examples, and of their weights. ``log_probs_of``: in place of ``model(x)``."""
     device = model.members[0].temperature.device
     sigmoid = model.members[0].head.sigmoid
     total, seen = 0.0, 0.0
     with evaluating(model):
         for batch in loader:
             x, y, weight = check_batch(batch, "validation")
-            log_probs, y = model(to_device(x, device)), to_device(y, device)
+            log_probs, y = (log_probs_of or model)(to_device(x, device)), to_device(y, device)
             if sigmoid:
                 nll = F.binary_cross_entropy_with_logits(log_probs, y.to(log_probs), reduction="none").sum(1)
             else:
@@ -250,13 +273,3 @@ def nll_sums(model: Classifier | Ensemble, loader: Iterable[Any]) -> tuple[float
     if seen == 0:
         raise ValueError("validation is empty: it yielded no batch, or weights of zero only")
     return total, seen
-
-
-def _count(model: Classifier, loader: Iterable[Any]) -> None:
-    """Tell the model what it was not told; from a stream it cannot be had, and the loss warns of it."""
-    if model.dataset_size is None:
-        model.dataset_size = dataset_size(loader)
-    if model.wants_class_counts:
-        counts = class_counts(loader, model.num_classes)
-        if counts is not None:
-            model.class_counts = counts

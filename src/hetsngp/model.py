@@ -270,7 +270,7 @@ class Classifier(nn.Module):
 
     def _features(self, x: Any) -> Tensor:
         if self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            self._trained_since_fit = self.head.has_posterior and bool(self.head.posterior.fitted)  # type: ignore[union-attr]
+            self._trained_since_fit = self.head.has_posterior and self.head.posterior.is_filled  # type: ignore[union-attr]
         return check_features(self.backbone(x), self.num_features)
 
     @staticmethod

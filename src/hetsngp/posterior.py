@@ -5,10 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, overload
 
 import torch
+from torch import Tensor
 
 from hetsngp.calibration import (
     TOLERANCE,
@@ -20,7 +21,8 @@ from hetsngp.calibration import (
 )
 from hetsngp.ensemble import Ensemble
 from hetsngp.model import Classifier, evaluating, to_device
-from hetsngp.nn.posteriors import Statistics
+from hetsngp.nn.statistics import Statistics
+from hetsngp.report import PosteriorReport
 from hetsngp.validation import (
     check_batch,
     check_class_labels,
@@ -34,60 +36,6 @@ from hetsngp.validation import (
 MOSTLY = 0.5
 
 
-@dataclass(frozen=True)
-class PosteriorReport:
-    """What ``fit_posterior`` did; also kept as ``model.calibration``."""
-
-    temperature: float
-    posterior: str = "none"
-    """Kind of posterior."""
-    count: float = 0
-    """Training examples that went in, or their total weight."""
-    scale: float = 1.0
-    """Factor on the posterior variance."""
-    held_out: float = 0
-    """Held-out examples, or their total weight; 0 without calibration."""
-    left_out: float = 0
-    """Training examples that bore witness of the temperature too, each as if it had not been there."""
-    nll_before: float | None = None
-    """Held-out NLL at the posterior mode and the training temperature."""
-    mode_temperature: float | None = None
-    """The best at the posterior mode; ``temperature`` is the best with the posterior."""
-    nll_mode: float | None = None
-    """Held-out NLL at the posterior mode and its temperature."""
-    nll: float | None = None
-    """… with the posterior, at the chosen scale and ``temperature``."""
-    standard_error: float | None = None
-    """Of ``nll_mode``."""
-    allowance: float | None = None
-    """Nats that the chosen scale was allowed to cost: one standard error of the difference from the best
-    scale, example by example, and at least a tolerance."""
-    scale_grid: tuple[tuple[float, float], ...] = ()
-    """(scale, held-out NLL at ``mode_temperature``) of every scale tried."""
-
-    def __str__(self) -> str:
-        has_posterior = self.posterior != "none"
-        text = (
-            f"posterior {self.posterior} from {_number(self.count)} examples"
-            if has_posterior
-            else "no posterior"
-        )
-        if not self.held_out:
-            return text + ", not calibrated"
-        text += f"; on {_number(self.held_out)} held-out examples "
-        text += f"and {_number(self.left_out)} left out one at a time chose " if self.left_out else "chose "
-        if has_posterior:
-            text += (
-                f"posterior scale {self.scale:.3g}, the largest that costs at most {self.allowance:.4f}, and "
-            )
-        return f"{text}temperature {self.temperature:.3g}: NLL {self.nll_before:.4f} → {self.nll:.4f}"
-
-
-def _number(count: float) -> str:
-    """A total weight without a tail of digits; a number of examples as it is."""
-    return f"{count:.2f}".rstrip("0").rstrip(".")
-
-
 @overload
 def fit_posterior(
     model: Classifier,
@@ -96,6 +44,7 @@ def fit_posterior(
     *,
     tolerance: float = ...,
     progress: Callable[[int], None] | None = ...,
+    reduce: Callable[[Tensor], Tensor] | None = ...,
 ) -> PosteriorReport: ...
 
 
@@ -107,6 +56,7 @@ def fit_posterior(
     *,
     tolerance: float = ...,
     progress: Callable[[int], None] | None = ...,
+    reduce: Callable[[Tensor], Tensor] | None = ...,
 ) -> list[PosteriorReport]: ...
 
 
@@ -117,6 +67,7 @@ def fit_posterior(
     *,
     tolerance: float = TOLERANCE,
     progress: Callable[[int], None] | None = None,
+    reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> PosteriorReport | list[PosteriorReport]:
     """Fit the posterior in one pass over ``loader`` and calibrate on ``calibration``.
 
@@ -130,6 +81,8 @@ def fit_posterior(
     than a standard error or ``tolerance`` nats: with less of it familiar inputs are better calibrated, with
     more the unfamiliar ones stand out.
     ``progress`` is called with the number of examples after each batch. An ensemble gets a list of reports.
+    ``reduce`` adds up a tensor over processes that each have a part of the data in ``loader``, and all of
+    ``calibration``.
     """
     if not tolerance >= 0:
         raise ValueError(f"tolerance is nats of held-out NLL and must be at least 0, got {tolerance!r}")
@@ -138,7 +91,11 @@ def fit_posterior(
     refuse_training_data(loader, calibration)
     reports = []
     for member in model.members:
-        reports.append(fit_and_calibrate(member, loader, calibration, tolerance=tolerance, progress=progress))
+        reports.append(
+            fit_and_calibrate(
+                member, loader, calibration, tolerance=tolerance, progress=progress, reduce=reduce
+            )
+        )
     return reports if isinstance(model, Ensemble) else reports[0]
 
 
@@ -150,12 +107,13 @@ def fit_and_calibrate(
     left_out: HeldOut | None = None,
     tolerance: float = TOLERANCE,
     progress: Callable[[int], None] | None = None,
+    reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> PosteriorReport:
     """:func:`fit_posterior` of one model. ``left_out``: training examples that help to set the temperature;
     ``tolerance``: nats that a larger posterior scale may cost in any case.
     """
     with fitting(model):
-        report = _fit_and_calibrate(model, loader, calibration, left_out, tolerance, progress)
+        report = _fit_and_calibrate(model, loader, calibration, left_out, tolerance, progress, reduce)
     return finish(model, report)
 
 
@@ -189,6 +147,7 @@ def _fit_and_calibrate(
     left_out: HeldOut | None,
     tolerance: float,
     progress: Callable[[int], None] | None,
+    reduce: Callable[[Tensor], Tensor] | None,
 ) -> PosteriorReport:
     held_out = None if calibration is None else collect(model, calibration)
     also = [] if left_out is None else [(model, left_out)]
@@ -196,7 +155,7 @@ def _fit_and_calibrate(
     chosen = {} if held_out is None else choose_temperature([(model, held_out)], also)
     if model.head.has_posterior:
         posterior = posterior_of(model)
-        total = pass_over(model, loader, progress, held_out)
+        total = pass_over(model, loader, progress, held_out, reduce)
         posterior.scale.fill_(1.0)
         posterior.fit(total, None if held_out is None else held_out_fisher(model, held_out))
         chosen |= {"posterior": posterior.name, "count": total.count}
@@ -262,6 +221,7 @@ def pass_over(
     loader: Iterable[Any],
     progress: Callable[[int], None] | None,
     held_out: HeldOut | None,
+    reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> Statistics:
     """The sums that the posterior is made of; warns when the held-out examples turn up among them."""
     total: Statistics | None = None
@@ -276,6 +236,9 @@ def pass_over(
         if progress is not None:
             progress(seen)
     assert total is not None
+    if reduce is not None:
+        total = total.reduced(reduce)
+        met = reduce(met.to(total.sums)) > 0
     share = float(met.float().mean()) if held_out is not None else 0.0
     if share > MOSTLY:
         warnings.warn(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import numbers
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -21,9 +23,26 @@ class PosteriorNotFittedError(RuntimeError):
         )
 
 
+_trusting: ContextVar[bool] = ContextVar("trusting", default=False)
+
+
+@contextmanager
+def trusting() -> Iterator[None]:
+    """Inside, values are not looked at: for batches checked before they went to the device, where a look
+    makes the host wait.
+    """
+    token = _trusting.set(True)
+    try:
+        yield
+    finally:
+        _trusting.reset(token)
+
+
 def eager(*tensors: Tensor) -> bool:
-    """Whether values may be looked at: not while compiling, exporting or capturing a CUDA graph."""
-    if torch.compiler.is_compiling():
+    """Whether values may be looked at: not while compiling, exporting or capturing a CUDA graph, nor where
+    they are trusted.
+    """
+    if torch.compiler.is_compiling() or _trusting.get():
         return False
     return not (any(t.is_cuda for t in tensors) and torch.cuda.is_current_stream_capturing())
 

@@ -337,14 +337,14 @@ class Spy:
         self.folds: list[tuple[Any, ...]] = []
         self.fold_options: dict[str, Any] = {}
         self.found: list[EpochResult] = []
-        self.train, self.train_folds = hetsngp.loop.train, hetsngp.loop.train_folds
-        monkeypatch.setattr("hetsngp.fitting.train", self)
+        self.follow, self.train_folds = hetsngp.loop.follow, hetsngp.loop.train_folds
+        monkeypatch.setattr("hetsngp.fitting.follow", self)
         monkeypatch.setattr("hetsngp.fitting.train_folds", self.of_folds)
 
-    def __call__(self, model: Any, loader: Any, **options: Any) -> Any:
+    def __call__(self, model: Any, loader: Any, schedule: Schedule, **options: Any) -> Any:
         self.rows.append(rows_in(loader))
-        self.options.append(options)
-        return self.train(model, loader, **options)
+        self.options.append({**dataclasses.asdict(schedule), **options})
+        return self.follow(model, loader, schedule, **options)
 
     def of_folds(self, models: Any, loaders: Any, validation: Any, schedule: Any, **options: Any) -> Any:
         self.folds = list(zip(models, loaders, validation, strict=True))
@@ -395,10 +395,10 @@ def test_small_tables_are_stopped_and_calibrated_in_folds(monkeypatch: pytest.Mo
     )
 
     # The model is that of all rows; folds give it epochs, temperature, Λ and scale, and nothing else.
-    def until_best(*args: Any, **given: Any) -> Any:
-        return spy.train(*args, **{**given, "stop_after": spy.best})
+    def until_best(model: Any, loader: Any, schedule: Schedule, **given: Any) -> Any:
+        return spy.follow(model, loader, dataclasses.replace(schedule, stop_after=spy.best), **given)
 
-    monkeypatch.setattr("hetsngp.fitting.train", until_best)
+    monkeypatch.setattr("hetsngp.fitting.follow", until_best)
     without = plain(epochs=12).fit(X, y, sample_weight=weight)
     assert without.report_.held_out == 0
     for (name, a), b in zip(clf.model_.named_parameters(), without.model_.parameters(), strict=True):
@@ -523,7 +523,7 @@ def test_lists_frames_and_memmaps(tmp_path: Path) -> None:
         small().predict_uncertainty(X)
 
 
-@pytest.mark.parametrize("where", ["fit_and_calibrate", "cross_fit_posterior", "train", "train_folds"])
+@pytest.mark.parametrize("where", ["fit_and_calibrate", "cross_fit_posterior", "follow", "train_folds"])
 def test_an_interrupted_fit_changes_nothing(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     X, y = blobs(60)
     clf = (plain if where == "fit_and_calibrate" else small)(epochs=2).fit(X, y)

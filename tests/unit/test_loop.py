@@ -26,7 +26,7 @@ from torch.utils.data import (
 
 import hetsngp
 from hetsngp.counting import class_counts, dataset_size
-from hetsngp.loop import EpochResult, Schedule, best_epoch, mean_nll, train, train_folds
+from hetsngp.loop import EpochResult, Schedule, best_epoch, follow, mean_nll, train, train_folds
 from hetsngp.recipes import METHODS
 
 EPOCHS, LR = 8, 0.05
@@ -281,8 +281,8 @@ def test_one_fold_is_training_with_validation(method: str, patience: int | None)
     seen: list[EpochResult] = []
     history = run_folds([one], schedule, patience=patience, on_epoch=seen.append)
     training, held_out = FOLDS[0]
-    expected = train(
-        two, training, **vars(schedule), generator=seed(), validation=held_out, patience=patience
+    expected = follow(
+        two, training, schedule, generator=seed(), validation=held_out, patience=patience
     )
     assert history == seen == expected
     assert same_bits(weights(one), weights(two))
@@ -468,7 +468,7 @@ def test_counts_that_were_given_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     train(model, batches(X, Y), epochs=1)
     assert model.class_counts.tolist() == [5, 6, 7]
     assert model.dataset_size == 36
-    monkeypatch.setattr("hetsngp.loop.class_counts", None)  # asks nobody who has no use for them
+    monkeypatch.setattr("hetsngp.counting.class_counts", None)  # asks nobody who has no use for them
     for method in METHODS:
         if method != "posterior_network":
             model = toy.build(method, dataset_size=None)

@@ -25,6 +25,9 @@ from hetsngp.functional.streaming import point_chunks, row_chunks
 
 # Below this q_y is taken from its logarithm, before float32 loses it.
 _SMALLEST = 1e-30
+# Numbers in a gradient below which a GPU is idle while the host asks it how many rows are of which kind: then
+# all rows are done both ways.
+_SMALL = 2**22
 
 
 class _ByPrice(NamedTuple):
@@ -124,19 +127,8 @@ class LabelNLL(torch.autograd.Function):
         factor: Tensor | None,
     ) -> Tensor:
         u = _Gaussian(mean, std, factor)
-        mild_diagonal, mild_factor = u.mild()
-        nll = torch.empty_like(mean[:, 0])
-        grads = [torch.empty_like(t) for t in (mean, std, factor) if t is not None]
-        kind = 2 * mild_diagonal.long() + mild_factor.long()
-        for number, rows_of_kind in enumerate(torch.bincount(kind, minlength=4).tolist()):
-            by_price = _ByPrice(diagonal=number >= 2, factor=number % 2 == 1)
-            if rows_of_kind == len(mean):
-                nll, grads = _value_and_gradient(points, count, y, u, by_price)
-            elif rows_of_kind:
-                rows = (kind == number).nonzero().squeeze(1)
-                nll[rows], pieces = _value_and_gradient(points, count, y[rows], u.rows(rows), by_price)
-                for whole, piece in zip(grads, pieces, strict=True):
-                    whole[rows] = piece
+        small = mean.is_cuda and mean.numel() * (1 + u.rank) <= _SMALL
+        nll, grads = (_by_both if small else _by_kind)(points, count, y, u)
         ctx.save_for_backward(*grads)
         ctx.present = (True, std is not None, factor is not None)
         return nll
@@ -147,6 +139,33 @@ class LabelNLL(torch.autograd.Function):
         scaled = [next(saved) if present else None for present in ctx.present]
         out = [None if g is None else g * grad.view(-1, *[1] * (g.dim() - 1)) for g in scaled]
         return (None, None, None, *out)
+
+
+def _by_kind(points: Points, count: int, y: Tensor, u: _Gaussian) -> tuple[Tensor, list[Tensor]]:
+    """Each row in the forms it chose, rows of the same choice together."""
+    mild_diagonal, mild_factor = u.mild()
+    nll = torch.empty_like(u.mean[:, 0])
+    grads = [torch.empty_like(t) for t in (u.mean, u.std, u.factor) if t is not None]
+    kind = 2 * mild_diagonal.long() + mild_factor.long()
+    for number, rows_of_kind in enumerate(torch.bincount(kind, minlength=4).tolist()):
+        by_price = _ByPrice(diagonal=number >= 2, factor=number % 2 == 1)
+        if rows_of_kind == len(nll):
+            nll, grads = _value_and_gradient(points, count, y, u, by_price)
+        elif rows_of_kind:
+            rows = (kind == number).nonzero().squeeze(1)
+            nll[rows], pieces = _value_and_gradient(points, count, y[rows], u.rows(rows), by_price)
+            for whole, piece in zip(grads, pieces, strict=True):
+                whole[rows] = piece
+    return nll, grads
+
+
+def _by_both(points: Points, count: int, y: Tensor, u: _Gaussian) -> tuple[Tensor, list[Tensor]]:
+    """Every row in both forms, of which it gets the ones it chose: no one need know how many chose which."""
+    nll, along = _value_and_gradient(points, count, y, u, _ByPrice(diagonal=False, factor=False))
+    _, price = _value_and_gradient(points, count, y, u, _ByPrice(diagonal=True, factor=True))
+    choices = [mild for mild, part in zip(u.mild(), (u.std, u.factor), strict=True) if part is not None]
+    pairs = zip(choices, price[1:], along[1:], strict=True)
+    return nll, [along[0], *(torch.where(mild.view(-1, *[1] * (b.dim() - 1)), a, b) for mild, a, b in pairs)]
 
 
 def _value_and_gradient(
@@ -180,7 +199,7 @@ def _add_chunk(
     at = y.view(-1, 1, 1).expand(-1, n, 1)
     q_y = q.gather(2, at).squeeze(2)
     log_qy = q_y.log()
-    if bool((q_y < _SMALLEST).any()):
+    if q_y.is_cuda or bool((q_y < _SMALLEST).any()):
         log_qy = u.gather(2, at).squeeze(2) - u.logsumexp(-1)
 
     def of_diagonal(w: Tensor) -> tuple[Tensor | None, Tensor]:

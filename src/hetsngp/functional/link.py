@@ -13,7 +13,7 @@ from torch import Tensor
 from hetsngp.functional.control import MILD_VARIANCE
 from hetsngp.functional.label_loss import LabelNLL
 from hetsngp.functional.laplace import contrast_basis
-from hetsngp.functional.points import Points, draw_seed
+from hetsngp.functional.points import Points, draw_seed, part_of
 from hetsngp.functional.quadrature import expected_log_sigmoid, log_expected_sigmoid
 from hetsngp.functional.streaming import StreamedLogSoftmax, pack, random_signs, replicate_sums, spread
 from hetsngp.types import Factor, UtilityNormal
@@ -80,7 +80,9 @@ def softmax_log_probs(
     rank, diagonal = spread(utility)
     if rank + diagonal == 0:
         return torch.log_softmax(utility.mean, -1)
-    points = Points(sampler, rank, diagonal, draw_seed(generator) if seed is None else seed)
+    points = Points(
+        sampler, rank, diagonal, draw_seed(generator) if seed is None else seed, part_of(generator)
+    )
     flip = random_signs(points, utility.mean.shape[0], utility.mean) if decorrelate else None
     out: Tensor = StreamedLogSoftmax.apply(points, num_samples, likelihood, flip, *pack(utility))
     return out
@@ -122,7 +124,9 @@ def softmax_nll(
             decorrelate=decorrelate,
         )
         return -log_probs.gather(1, y.unsqueeze(1)).squeeze(1)
-    points = Points(sampler, rank, diagonal, draw_seed(generator) if seed is None else seed)
+    points = Points(
+        sampler, rank, diagonal, draw_seed(generator) if seed is None else seed, part_of(generator)
+    )
     std = utility.var.sqrt() if diagonal else None
     factor = None if form is None else form.dense().expand(batch, -1, -1).mT
     if decorrelate:

@@ -66,13 +66,15 @@ class Points:
     """A reproducible stream of normal points: equal fields and indices give equal points.
 
     ``rank``: coordinates of the factor (R); ``diagonal``: coordinates of the diagonal (K, or 0). Replicates
-    are independent randomisations, which is what makes an error estimate possible.
+    are independent randomisations, which is what makes an error estimate possible. ``part``: which of how
+    many equal parts of a batch the rows are.
     """
 
     sampler: str
     rank: int
     diagonal: int
     seed: int
+    part: tuple[int, int] = (0, 1)
 
     def _generator(self, device: torch.device, *index: int) -> torch.Generator:
         seed = self.seed
@@ -106,7 +108,9 @@ class Points:
             # Rounded up to a power of four so that the cache holds few entries.
             length = 4 ** math.ceil(math.log2(start + count) / 2)
             net = _sobol(sobol, length, (self.seed + replicate) % SCRAMBLES)[start : start + count]
-            columns.append(((net ^ shift).double() / 2**_BITS).to(like))
+            # Without waiting: the driver takes what is in ordinary memory before it returns.
+            uniform = ((net ^ shift).double() / 2**_BITS).to(like.dtype)
+            columns.append(uniform.to(like.device, non_blocking=True))
         if latin:
             # Blocks and replicates differ by their shifts; nearby ones by their permutations too.
             scramble = (self.seed + replicate + start // max(count, 1)) % LATIN_SCRAMBLES
@@ -129,3 +133,25 @@ def draw_seed(generator: torch.Generator | None) -> int:
     """A seed for :class:`Points` from ``generator``, or from torch's default generator."""
     device = "cpu" if generator is None else generator.device
     return int(torch.randint(2**62, (), generator=generator, device=device).item())
+
+
+class PartGenerator(torch.Generator):
+    """For a process that has one of several equal parts of each batch; seed and use are the same in all.
+
+    What is drawn for a batch is then what one process draws for all of it, and each row gets its own.
+    """
+
+    part: tuple[int, int] = (0, 1)
+
+    @staticmethod
+    def of(seed: int, index: int, parts: int) -> PartGenerator:
+        """Part ``index`` (from 0) of ``parts``."""
+        generator = PartGenerator()
+        generator.manual_seed(seed)
+        generator.part = (index, parts)
+        return generator
+
+
+def part_of(generator: torch.Generator | None) -> tuple[int, int]:
+    """Which part of each batch ``generator`` is for, of how many."""
+    return generator.part if isinstance(generator, PartGenerator) else (0, 1)

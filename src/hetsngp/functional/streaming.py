@@ -25,7 +25,8 @@ def spread(utility: UtilityNormal) -> tuple[int, int]:
     """(rank, diagonal): how many normal coordinates this utility needs. (0, 0): it is a point."""
     form = utility.form
     # Under tracing a value cannot be looked at, so the diagonal is taken to be there.
-    diagonal = torch.compiler.is_compiling() or bool(utility.var.any())
+    # What a gradient flows into is there to be moved; a look at it would make the host wait for the device.
+    diagonal = torch.compiler.is_compiling() or utility.var.requires_grad or bool(utility.var.any())
     return (0 if form is None else form.rank), (utility.mean.shape[-1] if diagonal else 0)
 
 
@@ -174,8 +175,10 @@ def stream(utility: UtilityNormal, points: Points, count: int, flip: Tensor | No
 def random_signs(points: Points, batch: int, like: Tensor) -> Tensor:
     """A random sign for every coordinate of every row: the rows' integration errors become uncorrelated."""
     generator = torch.Generator(device=like.device).manual_seed(points.seed)
-    shape = (batch, points.rank + points.diagonal)
-    return torch.randint(0, 2, shape, generator=generator, device=like.device).to(like) * 2 - 1
+    index, parts = points.part
+    shape = (parts * batch, points.rank + points.diagonal)
+    signs = torch.randint(0, 2, shape, generator=generator, device=like.device)
+    return signs[index * batch : (index + 1) * batch].to(like) * 2 - 1
 
 
 def replicate_sums(

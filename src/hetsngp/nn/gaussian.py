@@ -18,7 +18,8 @@ from hetsngp.functional.points import draw_seed
 from hetsngp.nn.heads import EVAL_POINTS, TRAIN_POINTS, Head, Link
 from hetsngp.nn.latent import LinearLatent, RandomFeatureGP
 from hetsngp.nn.noise import Noise
-from hetsngp.nn.posteriors import KroneckerPosterior, MomentumPosterior, Posterior, Statistics
+from hetsngp.nn.posteriors import KroneckerPosterior, MomentumPosterior, Posterior
+from hetsngp.nn.statistics import Statistics
 from hetsngp.types import LatentNormal, Prediction, UtilityNormal, join_factors
 from hetsngp.validation import check_class_labels, check_multi_hot
 
@@ -95,7 +96,7 @@ class GaussianHead(Head):
     def _training_utility(self, h: Tensor) -> UtilityNormal:
         """u/τ at the posterior mode; with ``sample_beta``, under the posterior as soon as there is one."""
         sampled = self.sample_beta and self.training and self.has_posterior
-        posterior = sampled and bool(self.posterior.fitted)  # type: ignore[union-attr]
+        posterior = sampled and self.posterior.is_filled  # type: ignore[union-attr]
         temperature = self.training_temperature if self.training else self.mode_temperature
         return self.utility(h, posterior=posterior).tempered(temperature.to(h))
 

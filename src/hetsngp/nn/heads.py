@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hetsngp.nn.posteriors import Posterior, Statistics
+from hetsngp.nn.posteriors import Posterior
+from hetsngp.nn.statistics import Statistics
 from hetsngp.types import LatentNormal, Prediction, UtilityNormal
 
 # Points for a training step and for ``model(x)`` in evaluation. A gradient averages over the batch and over

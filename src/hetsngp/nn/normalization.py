@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,10 @@ class FeatureNormalizer(nn.Module):
 
     The statistics are plain averages for the first hundred steps and move with weight 0.01 after that. They
     change in training mode only, so they stand still while a posterior is fitted and from then on.
+    ``gather`` (b, D) → (B, D) brings the rows of other processes, where each has a part of the batch.
     """
+
+    gather: Callable[[Tensor], Tensor] | None = None
 
     mean: Tensor
     mean_square: Tensor
@@ -45,7 +49,8 @@ class FeatureNormalizer(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         """(B, D) → (B, D), or (B, D+1) for polar."""
         if self.training:
-            self._update(h.detach())
+            seen = h.detach()
+            self._update(seen if self.gather is None else self.gather(seen))
         return self.normalized(h)
 
     def settle(self, h: Tensor) -> None:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,24 +14,13 @@ from torch import Tensor
 
 from hetsngp.functional import laplace
 from hetsngp.nn.precision import KeepsPrecision
+from hetsngp.nn.statistics import Statistics
 from hetsngp.types import Factor
 from hetsngp.validation import PosteriorNotFittedError
 
 # Full class correlations cost a K×K product for every integration point; past this many classes the
 # Kronecker posterior keeps their diagonal (in the trial .01 AUROC behind near, equal far).
 FULL_CLASSES = 256
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Sums over data: ``count``, their weight; ``sums`` of w·φφᵀ (m, m) or (K, m, m); ``fisher`` (K, K)."""
-
-    count: float
-    sums: Tensor
-    fisher: Tensor
-
-    def __add__(self, other: Statistics) -> Statistics:
-        return Statistics(self.count + other.count, self.sums + other.sums, self.fisher + other.fisher)
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -71,6 +59,11 @@ class Posterior(KeepsPrecision):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of each buffer of a fitted posterior; they are empty before."""
         return {}
+
+    @property
+    def is_filled(self) -> bool:
+        """``fitted`` without a look at the device."""
+        return not self.needs_fit or any(getattr(self, name).numel() > 0 for name in self.shapes())
 
     def statistics(
         self, phi: Tensor, probs: Tensor, temperature: Tensor, weight: Tensor | None = None

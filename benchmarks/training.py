@@ -1,0 +1,208 @@
+"""The training engine on one GPU: its epochs against the bare step, and hetsngp's against deterministic's.
+
+    export HETSNGP_DATA=...
+    python benchmarks/training.py --seeds 0 1 2 --out benchmarks/results            # one H200: 6 minutes
+    python benchmarks/training.py --epochs 2 --depth 10 --width 1 --images 600 --batch 64   # a look on a CPU
+
+WRN-16-8 on CIFAR-100, 45,000 images to train on and 5,000 held out (to calibrate; nothing is chosen by test
+images), 30 epochs of SGD with Nesterov's momentum, batch 512, bfloat16, channels_last, compiled. The bare step
+is forward, cross-entropy, backward and SGD of the same compiled network on one batch that stays where it is:
+no data, no augmentation, no loop around it. Seconds of an epoch are the median without the first, which
+compiles. Methods run one after another in the same process, the bare step before and after them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hetsngp
+from hetsngp.data.device_loader import Augmentation, DeviceLoader
+from hetsngp.data.sources import open_images
+from hetsngp.evaluation.store import write_json
+from hetsngp.metrics import accuracy, ece, nll
+from hetsngp.nn.backbones import WideResNet
+from hetsngp.nn.spectral import bounded_layers, measure_sigma
+from hetsngp.training import Engine, Hardware, Plan, Schedule
+
+HELD_OUT = 5000
+STEPS = 60
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def bare_step(options: Any, classes: int, device: torch.device) -> float:
+    """Median seconds of a step."""
+    torch.manual_seed(0)
+    network = WideResNet(options.depth, options.width)
+    model = nn.Sequential(network, nn.Linear(network.num_features, classes)).to(device)
+    model.to(memory_format=torch.channels_last)
+    if options.compile:
+        model.compile()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    x = torch.randn(options.batch, 3, 32, 32, device=device).contiguous(memory_format=torch.channels_last)
+    y = torch.randint(classes, (options.batch,), device=device)
+
+    def steps(count: int) -> float:
+        synchronize(device)
+        start = time.perf_counter()
+        for _ in range(count):
+            with torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bf16-mixed"):
+                loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+        synchronize(device)
+        return (time.perf_counter() - start) / count
+
+    steps(3 if device.type == "cpu" else 20)
+    return statistics.median(steps(1 if device.type == "cpu" else STEPS) for _ in range(5))
+
+
+def largest_excess(model: Any) -> float:
+    """Largest σ of the bounded layers over their bound c, σ of the weight as it is applied."""
+    found = [0.0]
+    for layer in bounded_layers(model.backbone).values():
+        size = layer.spectral_v.shape[1:]
+        sigma = float(measure_sigma(layer, size, iterations=100))
+        applied = sigma * min(1.0, float(layer.spectral_bound) / float(layer.spectral_sigma))
+        found.append(applied / float(layer.spectral_bound))
+    return max(found)
+
+
+@torch.no_grad()
+def evaluate(model: Any, loader: DeviceLoader) -> dict[str, float]:
+    probs, labels = [], []
+    for x, y in loader:
+        probs.append(model.predict_probs(x))
+        labels.append(y)
+    p, y = torch.cat(probs).cpu(), torch.cat(labels).cpu()
+    return {"accuracy": accuracy(p, y), "nll": nll(p, y), "ece": ece(p, y)}
+
+
+def train(
+    method: str, bound_every: int, options: Any, engine: Engine, data: Any, seed: int
+) -> dict[str, Any]:
+    train_set, held_out_set, test_set = data
+    loader = DeviceLoader(train_set, options.batch, shuffle=True, augment=Augmentation(), seed=seed)
+    own = {"mean": loader.mean, "std": loader.std}
+    clean = DeviceLoader(train_set, 1000, **own)
+    held_out, test = DeviceLoader(held_out_set, 1000, **own), DeviceLoader(test_set, 1000, **own)
+    generator = torch.Generator().manual_seed(seed)
+    backbone = WideResNet(options.depth, options.width, generator=generator)
+    torch.manual_seed(seed)
+    model = hetsngp.build(method, backbone, train_set.num_classes, spectral_bound=options.spectral_bound)
+    schedule = Schedule(
+        options.epochs,
+        lr=options.lr,
+        weight_decay=5e-4,
+        optimizer="sgd",
+        warmup=min(options.warmup, options.epochs / 5),
+        smooth=True,
+        gp_lr=options.gp_lr,
+    )
+    plan = Plan(schedule, bound_every=bound_every, seed=seed)
+    synchronize(engine.device)
+    start = time.perf_counter()
+    trained = engine.train(model, loader, plan, show=True)
+    synchronize(engine.device)
+    whole = time.perf_counter() - start
+    seconds = [float(row["seconds"] or 0) for row in trained.rows]
+    start = time.perf_counter()
+    engine.fit_posterior(trained.model, clean, held_out)
+    synchronize(engine.device)
+    posterior = time.perf_counter() - start
+    result = {
+        "method": method,
+        "bound_every": bound_every,
+        "seed": seed,
+        "training_seconds": whole,
+        "first_epoch_seconds": seconds[0],
+        "epoch_seconds": statistics.median(seconds[1:] or seconds),
+        "step_seconds": statistics.median(seconds[1:] or seconds) / len(loader),
+        "posterior_seconds": posterior,
+        "loss": trained.history[-1].loss,
+        "largest_sigma_over_bound": largest_excess(trained.model),
+        "held_out": evaluate(trained.model, held_out.to(engine.device)),
+        "test": evaluate(trained.model, test.to(engine.device)),
+    }
+    print(result, flush=True)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", default="cifar100")
+    parser.add_argument("--runs", default="deterministic,hetsngp:10", help="method, or method:bound_every")
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--warmup", type=float, default=2.0)
+    parser.add_argument("--gp-lr", type=float, default=1.0)
+    parser.add_argument("--spectral-bound", type=float, default=None, help="in place of the default")
+    parser.add_argument("--depth", type=int, default=16)
+    parser.add_argument("--width", type=int, default=8)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--images", type=int, default=None, help="of the training images, for a look")
+    parser.add_argument("--out", type=Path, default=None, help="folder for training.json")
+    parser.add_argument("--name", default="training")
+    options = parser.parse_args()
+    on_gpu = torch.cuda.is_available()
+    options.compile, options.precision = on_gpu, "bf16-mixed" if on_gpu else "32-true"
+    hardware = Hardware(devices=1, precision=options.precision, channels_last=True, compile=options.compile)
+    engine = Engine(hardware)
+    everything, test = (open_images(options.data, split) for split in ("train", "test"))
+    if options.images is not None:
+        everything = everything.split(options.images)[1]
+        test = test.split(options.images // 5)[1]
+    data = (*everything.split(min(HELD_OUT, len(everything) // 5)), test)
+    before = bare_step(options, test.num_classes, engine.device)
+    print(f"bare step {1000 * before:.2f} ms", flush=True)
+    results = []
+    for seed in options.seeds:
+        for run in options.runs.split(","):
+            method, _, every = run.partition(":")
+            results.append(train(method, int(every or 1), options, engine, data, seed))
+    after = bare_step(options, test.num_classes, engine.device)
+    bare = (before + after) / 2
+    for result in results:
+        result["step_over_bare"] = result["step_seconds"] / bare
+    first = [r for r in results if r["method"] == "deterministic"]
+    for result in results:
+        same = [r for r in first if r["seed"] == result["seed"]]
+        result["epoch_over_deterministic"] = (
+            result["epoch_seconds"] / same[0]["epoch_seconds"] if same else None
+        )
+    report = {
+        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+        "torch": torch.__version__,
+        "options": {k: v for k, v in vars(options).items() if k != "out"},
+        "bare_step_seconds": [before, after],
+        "bare_epoch_of_50000_seconds": bare * 50000 / options.batch,
+        "runs": results,
+    }
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        write_json(options.out / f"{options.name}.json", report)
+    for r in results:
+        print(
+            f"{r['method']:14} every {r['bound_every']}: step {1000 * r['step_seconds']:.2f} ms, "
+            f"{r['step_over_bare']:.2f} of the bare step; test accuracy {r['test']['accuracy']:.4f}, "
+            f"NLL {r['test']['nll']:.4f}, ECE {r['test']['ece']:.4f}; {r['training_seconds']:.0f} s to train"
+        )
+
+
+if __name__ == "__main__":
+    main()

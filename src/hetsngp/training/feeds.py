@@ -1,0 +1,156 @@
+"""The batches of one process: an epoch at a time, from any batch of it on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, SubsetRandomSampler
+
+from hetsngp.model import Classifier
+from hetsngp.training.randomness import loader_generators, rng_state, set_rng_state
+from hetsngp.validation import (
+    check_batch,
+    check_class_labels,
+    check_inputs,
+    check_multi_hot,
+    check_weight,
+)
+
+
+class Feed:
+    """Batches of ``loader`` for this process of a Fabric, in the order of the epoch.
+
+    A loader of ours (:class:`hetsngp.data.device_loader.DeviceLoader`) moves to the device, goes to any batch
+    at once, and its batches are shared out. A DataLoader gets Fabric's sampler where there are several
+    processes; to go to a batch in the middle, those before it are loaded again, from the random numbers that
+    the epoch began with, and thrown away. Any other iterable is for one process.
+    """
+
+    def __init__(
+        self, loader: Iterable[Any], model: Classifier, fabric: Any, *, channels_last: bool = False
+    ) -> None:
+        self.device, self.model = fabric.device, model
+        self.ours = hasattr(loader, "start_at")
+        if self.ours:
+            data: Any = loader.dataset  # type: ignore[attr-defined]
+            if data.num_classes > model.num_classes:
+                raise ValueError(
+                    f"the data have {data.num_classes} classes, but this model has num_classes="
+                    f"{model.num_classes}: build it with num_classes={data.num_classes}"
+                )
+            loader = loader.to(fabric.device, channels_last)  # type: ignore[attr-defined]
+            loader = loader.shard(fabric.global_rank, fabric.world_size)  # type: ignore[attr-defined]
+        elif isinstance(loader, DataLoader) and fabric.world_size > 1:
+            loader = fabric.setup_dataloaders(loader, move_to_device=False)
+        elif fabric.world_size > 1:
+            raise TypeError(
+                f"{fabric.world_size} processes cannot share a {type(loader).__name__}: give a DataLoader, "
+                "or hetsngp.data.device_loader.DeviceLoader"
+            )
+        elif isinstance(loader, Iterator):
+            raise TypeError(
+                f"loader is a {type(loader).__name__}, which is used up after an epoch: give one that starts "
+                "again, e.g. a DataLoader or a list of batches"
+            )
+        self.loader: Any = loader
+        self.before: dict[str, Any] = {}
+        """Random numbers as they were when the epoch began."""
+
+    def randomness(self) -> dict[str, Any]:
+        """As it is now."""
+        generators = [generator.get_state() for generator in loader_generators(self.loader)]
+        return {"rng": rng_state(self.device), "generators": generators}
+
+    def begin(self, epoch: int, skip: int = 0, before: dict[str, Any] | None = None) -> Rest:
+        """Epoch ``epoch`` (from 1) without its first ``skip`` batches, which began at ``before``."""
+        if before is not None:
+            set_rng_state(before["rng"], self.device)
+            for generator, state in zip(loader_generators(self.loader), before["generators"], strict=True):
+                generator.set_state(state)
+        self.before = self.randomness()
+        if self.ours:
+            self.loader.set_epoch(epoch - 1)
+            self.loader.start_at(skip)
+            return Rest(self.loader, iter(self.loader))  # what it holds has been checked once and for all
+        if hasattr(self.loader, "_num_iter_calls"):
+            # Fabric tells its sampler the epoch by counting its own iterations, which a resumed run has not
+            # all made.
+            self.loader._num_iter_calls = epoch - 1
+        batches = iter(self.loader)
+        if sum(1 for _ in islice(batches, skip)) < skip:
+            raise ValueError(
+                f"the run stopped after {skip} batches of epoch {epoch}, but the loader now has fewer: "
+                "resume with the data it began with"
+            )
+        return Rest(self.loader, self._checked(batches))
+
+    def _checked(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Before they go to the device: there a look at the values would make the host wait."""
+        head = self.model.head
+        for batch in batches:
+            x, y, weight = check_batch(batch, "loader")
+            check_inputs(x)
+            check = check_multi_hot if head.sigmoid else check_class_labels
+            check(y, self.model.num_classes, len(y))
+            if weight is not None:
+                check_weight(weight, len(y))
+            yield batch
+
+
+class Rest:
+    """What is left of an epoch; its length is that of the whole epoch."""
+
+    def __init__(self, loader: Any, batches: Iterator[Any]) -> None:
+        self.loader, self.batches = loader, batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.batches
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+
+def share_of(loader: Any, fabric: Any) -> Any:
+    """This process's part of the data, every example once and in no more than one process, for sums."""
+    rank, world = fabric.global_rank, fabric.world_size
+    if hasattr(loader, "start_at"):
+        loader = loader.to(fabric.device).shard(rank, world)
+    elif world > 1:
+        loader = _strided(loader, rank, world)
+    if world > 1 and len(loader) == 0:
+        raise ValueError(f"there is no example for process {rank}: use fewer than {world} processes")
+    return loader
+
+
+def _strided(loader: Any, rank: int, world: int) -> DataLoader[Any]:
+    """Every ``world``-th example. Fabric's sampler repeats some to make parts equal: they'd count twice."""
+    known = isinstance(loader, DataLoader) and loader.batch_size is not None
+    sampler = loader.sampler if known else None
+    if isinstance(sampler, SubsetRandomSampler):
+        indices = list(sampler.indices)
+    elif isinstance(sampler, SequentialSampler | RandomSampler) and hasattr(loader.dataset, "__len__"):
+        indices = list(range(len(loader.dataset)))
+    else:
+        raise TypeError(
+            "the posterior's pass over several processes needs a DataLoader with a sampler of torch's "
+            "(shuffle=True or False, or SubsetRandomSampler) and a dataset with len(), or a DeviceLoader"
+        )
+    return DataLoader(
+        loader.dataset,
+        batch_size=loader.batch_size,
+        sampler=indices[rank::world],
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        worker_init_fn=loader.worker_init_fn,
+    )
+
+
+def to_channels_last(x: Any) -> Any:
+    """Images in that memory format; anything else as it is."""
+    if isinstance(x, torch.Tensor) and x.dim() == 4:
+        return x.contiguous(memory_format=torch.channels_last)
+    return x

@@ -1,0 +1,120 @@
+"""The loop's gradients by Fabric: on any device, in any precision, over any number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hetsngp.loop import Gradients, Place
+from hetsngp.model import Classifier
+from hetsngp.nn.held import hold_bounds, release_bounds
+from hetsngp.nn.normalization import FeatureNormalizer
+from hetsngp.training.average import Average
+from hetsngp.training.bounds import BoundRefresh
+from hetsngp.training.feeds import to_channels_last
+from hetsngp.training.plan import Plan
+from hetsngp.validation import trusting
+
+
+class Seams(nn.Module):
+    """Both seams of a model behind ``forward``, which is what ddp and fsdp take hold of."""
+
+    def __init__(self, model: Classifier, generator: torch.Generator) -> None:
+        super().__init__()
+        self.model, self.generator = model, generator
+
+    def forward(self, x: Any, y: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
+        """The loss of a batch; without labels, log-probabilities."""
+        if y is None:
+            out: Tensor = self.model(x)
+            return out
+        return self.model.loss(x, y, generator=self.generator, weight=weight)
+
+
+class FabricGradients(Gradients):
+    """Steps by Fabric; after each, the average and now and then the spectral bound are brought up to date."""
+
+    def __init__(
+        self,
+        fabric: Any,
+        model: Classifier,
+        plan: Plan,
+        generator: torch.Generator,
+        *,
+        channels_last: bool,
+        sharded: bool,
+    ) -> None:
+        self.fabric, self.plan, self.channels_last = fabric, plan, channels_last
+        self.module = fabric.setup_module(Seams(model, generator))
+        # A share of a weight has no σ: under fsdp the power iteration stays inside the forward pass. After
+        # ddp has seen the buffers: what all processes compute alike need not be sent around.
+        self.holds = plan.bound_every > 1 and not sharded and bool(hold_bounds(model))
+        optimizer = fabric.setup_optimizers(plan.schedule.make_optimizer(model))
+        super().__init__(model, optimizer, generator)
+        self.average = None if plan.average is None else Average(model, plan.average)
+        self.refresh = BoundRefresh(model)
+        self.updates = 0
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.fabric.device
+        return device
+
+    def add(self, x: Any, y: Tensor, weight: Tensor | None, *, group: int, complete: bool) -> Tensor:
+        """As the loop asks; processes average their gradients at the last batch of a group."""
+        x = to_channels_last(x) if self.channels_last else x
+        torch.compiler.cudagraph_mark_step_begin()
+        with self.fabric.no_backward_sync(self.module, enabled=not complete):
+            with trusting():  # a feed has checked the batch
+                loss: Tensor = self.module(x, y, weight)
+            self.fabric.backward(loss / group if group > 1 else loss)
+        return loss
+
+    def mean_loss(self, place: Place) -> float:
+        """Over the batches of all processes, so that all meet a NaN together."""
+        total = torch.as_tensor(place.total, device=self.device)
+        if self.fabric.world_size > 1:
+            total = self.fabric.all_reduce(total.clone(), reduce_op="sum")
+        return float(total) / (place.seen * self.fabric.world_size)
+
+    def step(self) -> None:
+        """An update of the weights, and what follows it."""
+        if self.plan.clip is not None:
+            self.fabric.clip_gradients(
+                self.module, self.optimizer, max_norm=self.plan.clip, error_if_nonfinite=False
+            )
+        super().step()
+        self.updates += 1
+        if self.holds and self.updates % self.plan.bound_every == 0:
+            self.refresh()
+        if self.average is not None:
+            self.average.update()
+
+    @property
+    def scaler(self) -> Any:
+        """Of losses in float16, or None."""
+        return getattr(self.fabric.strategy.precision, "scaler", None)
+
+    def _gather(self, h: Tensor) -> Tensor:
+        """(b, D) of each process → (B, D), in the order of the batch."""
+        rows: Tensor = self.fabric.all_gather(h)
+        return rows.flatten(0, 1)
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Inside, running statistics are of whole batches, whichever process has which rows."""
+        normalizers = [m for m in self.model.modules() if isinstance(m, FeatureNormalizer)]
+        if self.fabric.world_size > 1:
+            for normalizer in normalizers:
+                normalizer.gather = self._gather
+        try:
+            yield
+        finally:
+            for normalizer in normalizers:
+                normalizer.gather = None
+            if self.holds:
+                release_bounds(self.model)

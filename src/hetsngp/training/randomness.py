@@ -1,0 +1,73 @@
+"""The random numbers of a process: what dropout, transforms and samplers draw from."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def seed_all(seed: int, device: torch.device) -> None:
+    """Start the generators of torch (also the device's), NumPy and Python."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - it is the one that transforms draw from
+    random.seed(seed)
+
+
+def rng_state(device: torch.device) -> dict[str, Tensor]:
+    """All of them as tensors, so that processes can exchange them."""
+    numpy: Any = np.random.get_state(legacy=True)  # noqa: NPY002
+    _, keys, position, has_gauss, gauss = numpy
+    version, words, gauss_next = random.getstate()
+    state = {
+        "torch": torch.get_rng_state(),
+        "numpy": torch.from_numpy(keys.astype(np.int64)),
+        "numpy_rest": torch.tensor([position, has_gauss, gauss], dtype=torch.float64),
+        "python": torch.tensor(words, dtype=torch.int64),
+        "python_rest": torch.tensor(
+            [version, float("nan") if gauss_next is None else gauss_next], dtype=torch.float64
+        ),
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_rng_state(state: dict[str, Tensor], device: torch.device) -> None:
+    """Go on where :func:`rng_state` was called."""
+    state = {name: tensor.cpu() for name, tensor in state.items()}
+    torch.set_rng_state(state["torch"])
+    position, has_gauss, gauss = state["numpy_rest"].tolist()
+    keys = state["numpy"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", keys, int(position), int(has_gauss), gauss))  # noqa: NPY002
+    version, gauss_next = state["python_rest"].tolist()
+    words = tuple(state["python"].tolist())
+    random.setstate((int(version), words, None if gauss_next != gauss_next else gauss_next))
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+@contextmanager
+def own_randomness(seed: int, device: torch.device) -> Iterator[None]:
+    """Generators started from ``seed`` inside; the caller's are as they were afterwards."""
+    before = rng_state(device)
+    seed_all(seed, device)
+    try:
+        yield
+    finally:
+        set_rng_state(before, device)
+
+
+def loader_generators(loader: Any) -> list[torch.Generator]:
+    """The generators that a DataLoader and its samplers draw from, besides torch's own."""
+    sampler, batches = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
+    owners = (loader, sampler, batches, getattr(batches, "sampler", None))
+    found = [getattr(owner, "generator", None) for owner in owners]
+    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())

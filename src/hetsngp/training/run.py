@@ -1,0 +1,277 @@
+"""One training, from its beginning or its last checkpoint, to its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from hetsngp.counting import num_batches
+from hetsngp.loop import CHECK_EVERY, EpochResult, Place, checked_loss, nll_sums, run_epoch
+from hetsngp.training.checkpoint import has_state, read_state, remove_states, write_state
+from hetsngp.training.feeds import Feed
+from hetsngp.training.gradients import FabricGradients
+from hetsngp.training.logs import Logs, Row
+from hetsngp.training.plan import Keep, Plan
+from hetsngp.training.randomness import set_rng_state
+from hetsngp.training.states import load_model, load_optimizer, whole
+from hetsngp.watching import Best, watch
+
+
+@dataclass(frozen=True)
+class Data:
+    """Batches to train on, and what is held out: this process's part of it, or all."""
+
+    feed: Feed
+    held_out: Iterable[Any] | None
+    held_out_in_parts: bool
+
+
+class _Best(Best):
+    """The weights of an epoch, or their average."""
+
+    def __init__(self, gradients: FabricGradients) -> None:
+        super().__init__([gradients.model])
+        self.gradients = gradients
+
+    def keep(self, epoch: int) -> None:
+        average = self.gradients.average
+        if average is None:
+            super().keep(epoch)
+        else:
+            self.epoch, self.states = epoch, [{name: t.clone() for name, t in average.state.items()}]
+
+    def restore(self) -> None:
+        if self.states is not None:
+            load_model(self.models[0], whole(self.states[0]))
+
+
+class Run:
+    """The epochs of a plan: where they are, what they found, and the folder that remembers both."""
+
+    def __init__(
+        self, fabric: Any, gradients: FabricGradients, data: Data, plan: Plan, keep: Keep | None, show: bool
+    ) -> None:
+        self.fabric, self.gradients, self.data, self.plan, self.keep = fabric, gradients, data, plan, keep
+        self.model = gradients.model
+        self.place, self.rate = Place(), 0.0
+        self.history: list[EpochResult] = []
+        self.rows: list[Row] = []
+        self.best = _Best(gradients)
+        self.finished = False
+        self.resumed = 0
+        """Updates that had been made before."""
+        # Of the checkpoint: random numbers at the beginning of its epoch, and at its own time.
+        self._begun_with: dict[str, Any] | None = None
+        self._then: dict[str, Any] = {}
+        if keep is not None and has_state(keep.folder / "checkpoint"):
+            self._resume(read_state(keep.folder / "checkpoint"))
+        self._saved = time.monotonic()
+        self.logs = Logs(
+            keep, plan.schedule.last, show=show, main=fabric.is_global_zero, updates=self.place.updates
+        )
+
+    def go(self) -> None:
+        """To the end, if it has not come."""
+        if self.finished:
+            self.model.eval()
+            return
+        schedule, patience = self.plan.schedule, self.plan.patience
+        try:
+            with self.logs:
+                results = self._epochs()
+                self.history = watch(self.best, results, schedule, patience, self._tell, history=self.history)
+        except FloatingPointError as error:
+            raise FloatingPointError(f"{error}{self._way_back()}") from None
+        if self.gradients.average is not None and self.best.epoch == 0:
+            self.gradients.average.apply()
+        self.finished = True
+        self._save()
+
+    def _way_back(self) -> str:
+        if self.keep is None or not has_state(self.keep.folder / "checkpoint"):
+            return "; no checkpoint was made before"
+        return (
+            f"; the last good checkpoint is in {self.keep.folder / 'checkpoint'}: train with a lower rate "
+            "and Keep(..., changed=True) to go on from there"
+        )
+
+    # --- epochs -----------------------------------------------------------------------------------------
+
+    def _epochs(self) -> Iterator[tuple[float, float | None]]:
+        """(loss, held-out NLL) of each epoch; when the next one is asked for, the last is over and done."""
+        place = self.place
+        self.model.train()
+        while place.epoch <= self.plan.schedule.last:
+            batches = self.data.feed.begin(place.epoch, place.batches, self._begun_with)
+            if self._begun_with is not None:
+                set_rng_state(self._then, self.fabric.device)
+                self._begun_with = None
+            length = num_batches(batches)
+            begun, before = time.perf_counter(), place.seen
+            loss = run_epoch(
+                self.gradients,
+                batches,
+                self.plan.schedule,
+                place,
+                accumulate=self.plan.accumulate,
+                on_update=partial(self._after_update, length),
+            )
+            seconds, seen = time.perf_counter() - begun, place.seen - before
+            row: Row = {"epoch": place.epoch, "updates": place.updates, "loss": loss}
+            row |= {"held_out": self._held_out(), "rate": self.rate, "seconds": seconds}
+            self.rows.append({**row, "examples_per_second": self.fabric.world_size * seen / seconds})
+            place.turn()
+            yield row["loss"], row["held_out"]  # type: ignore[misc]
+            self._save_in_time()
+
+    def _tell(self, result: EpochResult) -> None:
+        self.history.append(result)
+        self.logs.epoch(result, self.rows)
+
+    def _after_update(self, length: int | None, rate: float) -> None:
+        place, self.rate = self.place, rate
+        check = place.updates % CHECK_EVERY == 0
+        if check:
+            loss = checked_loss(self.gradients, place, rate)
+            share = place.batches / length if length else 0.0
+            self.logs.within(place.epoch, share, place.updates, loss, rate)
+        # At the end of an epoch its held-out data come first.
+        if (check or (self.keep is not None and self.keep.seconds == 0)) and place.batches != length:
+            self._save_in_time()
+
+    def _held_out(self) -> float | None:
+        """NLL of the weights as they will be used: of their average where there is one."""
+        if self.data.held_out is None:
+            return None
+        if self.gradients.average is None:
+            return self._held_out_nll(self.data.held_out)
+        with self.gradients.average.applied():
+            return self._held_out_nll(self.data.held_out)
+
+    def _held_out_nll(self, held_out: Iterable[Any]) -> float:
+        # ddp would exchange buffers at each call, and parts may differ by a batch; fsdp must be called.
+        in_parts = self.data.held_out_in_parts
+        log_probs_of = self.model if in_parts else self.gradients.module
+        # The last batch has a shape of its own, not worth compiling for.
+        with self.fabric.autocast(), torch.compiler.set_stance("force_eager"):
+            total, weight = nll_sums(self.model, held_out, log_probs_of)
+        if in_parts and self.fabric.world_size > 1:
+            sums = torch.tensor([total, weight], dtype=torch.float64, device=self.fabric.device)
+            total, weight = self.fabric.all_reduce(sums, reduce_op="sum").tolist()
+        return total / weight
+
+    # --- the folder -------------------------------------------------------------------------------------
+
+    def _save_in_time(self) -> None:
+        if self.keep is None:
+            return
+        due = time.monotonic() - self._saved >= self.keep.seconds
+        if self.fabric.broadcast(due) if self.fabric.world_size > 1 else due:
+            self._save()
+
+    def _save(self) -> None:
+        if self.keep is None:
+            return
+        state, best = self._state(), whole(self.best.states)
+        _check_finite(state["model"], self.place, self.rate)
+        if self.fabric.is_global_zero:
+            folder = self.keep.folder
+            of_best = folder / f"best-{self.best.epoch:05d}"
+            if best is not None and not self.finished and not has_state(of_best):
+                write_state(of_best, {"model": best[0]})
+            write_state(folder / "checkpoint", state)
+            remove_states([old for old in folder.glob("best-*") if self.finished or old != of_best])
+        self.fabric.barrier()
+        self._saved = time.monotonic()
+
+    def _state(self) -> dict[str, Any]:
+        """All that the rest of the run depends on; a call of all processes."""
+        gradients, average = self.gradients, self.gradients.average
+        now = self.data.feed.randomness()
+        begun_with = now if self.place.batches == 0 else self.data.feed.before
+        return {
+            "plan": self.plan.describe(),
+            "world_size": self.fabric.world_size,
+            "place": dict(vars(self.place)),
+            "history": [asdict(result) for result in self.history],
+            "rows": self.rows,
+            "best": self.best.epoch,
+            "finished": self.finished,
+            "model": whole(self.model.state_dict()),
+            # How inputs enter a network of several (MIMO), which is tried out at the first batch.
+            "entrance": getattr(self.model, "_entrance", None),
+            "optimizer": whole(gradients.optimizer.state_dict()),
+            "average": None if average is None else {"steps": average.steps, "state": whole(average.state)},
+            "scaler": None if gradients.scaler is None else gradients.scaler.state_dict(),
+            "points": gradients.generator.get_state() if gradients.generator is not None else None,
+            "rng": self._of_all(now["rng"]),
+            "epoch_rng": self._of_all(begun_with["rng"]),
+            "loader": begun_with["generators"],
+        }
+
+    def _of_all(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """(processes, ·) of each tensor: every process draws its own random numbers."""
+        if self.fabric.world_size == 1:
+            return {name: value[None] for name, value in state.items()}
+        return {name: self.fabric.all_gather(value.to(self.fabric.device)) for name, value in state.items()}
+
+    def _resume(self, state: dict[str, Any]) -> None:
+        assert self.keep is not None
+        changes = _differences(self.plan.describe(), state["plan"])
+        if changes and not self.keep.changed:
+            raise ValueError(
+                f"{self.keep.folder} holds a run by another plan ({'; '.join(changes)}): give another "
+                "folder, or Keep(..., changed=True) to go on from its checkpoint by the new plan"
+            )
+        gradients = self.gradients
+        load_model(self.model, state["model"])
+        if state["entrance"] is not None:
+            self.model._entrance = state["entrance"]
+        load_optimizer(gradients.optimizer, state["optimizer"])
+        if gradients.average is not None and state["average"] is not None:
+            gradients.average.load(state["average"]["steps"], state["average"]["state"])
+        if gradients.scaler is not None and state["scaler"] is not None:
+            gradients.scaler.load_state_dict(state["scaler"])
+        if gradients.generator is not None:
+            gradients.generator.set_state(state["points"])
+        self.place = Place(**state["place"])
+        if isinstance(self.place.total, torch.Tensor):
+            self.place.total = self.place.total.to(self.fabric.device)
+        self.resumed = gradients.updates = self.place.updates
+        self.history = [EpochResult(**result) for result in state["history"]]
+        self.rows, self.finished, self.best.epoch = state["rows"], state["finished"], state["best"]
+        if self.best.epoch and not self.finished:
+            self.best.states = [read_state(self.keep.folder / f"best-{self.best.epoch:05d}")["model"]]
+        if state["world_size"] == self.fabric.world_size:
+            mine = self.fabric.global_rank
+            begun, self._then = (
+                {name: value[mine] for name, value in state[key].items()} for key in ("epoch_rng", "rng")
+            )
+            self._begun_with = {"rng": begun, "generators": state["loader"]}
+
+
+def _check_finite(state: dict[str, torch.Tensor], place: Place, rate: float) -> None:
+    """Weights that are not numbers must not take the place of a good checkpoint."""
+    sums = [t.detach().float().sum() for t in state.values() if t.is_floating_point()]
+    if not bool(torch.stack(sums).isfinite().all()):
+        raise FloatingPointError(
+            f"the weights are not finite after update {place.updates}, in epoch {place.epoch}: lower lr "
+            f"(now {rate:g})"
+        )
+
+
+def _differences(new: dict[str, Any], old: dict[str, Any]) -> list[str]:
+    """What has changed from one plan to another."""
+    found = []
+    for name in sorted(new.keys() | old.keys()):
+        a, b = old.get(name), new.get(name)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += _differences(b, a)
+        elif a != b:
+            found.append(f"{name} {a!r}, now {b!r}")
+    return found

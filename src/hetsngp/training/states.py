@@ -1,0 +1,55 @@
+"""States of models and optimisers, whole on the way to a file and shared out again on the way back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def whole(value: Any) -> Any:
+    """The nest with whole tensors in place of the shares of them that fsdp keeps; a call of all processes."""
+    if isinstance(value, Tensor):
+        return value.full_tensor() if hasattr(value, "full_tensor") else value
+    if isinstance(value, dict):
+        return {key: whole(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(whole(v) for v in value)
+    return value
+
+
+def share_like(value: Tensor, model: Tensor) -> Tensor:
+    """A whole tensor in the form that ``model`` has."""
+    if not hasattr(model, "device_mesh"):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value.to(model.device), model.device_mesh, model.placements)  # type: ignore[attr-defined]
+
+
+def load_model(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Give ``model`` a whole state, be it shared out or not."""
+    own = model.state_dict()
+    unknown = sorted(state.keys() ^ own.keys())
+    if unknown:
+        raise ValueError(
+            f"the checkpoint is of another model ({', '.join(unknown[:3])}{' …' if unknown[3:] else ''}): "
+            "resume with the model the run began with, or give another folder"
+        )
+    model.load_state_dict({name: share_like(state[name], value) for name, value in own.items()})
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Give ``optimizer`` a whole state, be its parameters shared out or not."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    shared = {
+        index: {
+            name: share_like(v, parameters[index])
+            if isinstance(v, Tensor) and v.shape == parameters[index].shape and v.dim() > 0
+            else v
+            for name, v in values.items()
+        }
+        for index, values in state["state"].items()
+    }
+    optimizer.load_state_dict({**state, "state": shared})
