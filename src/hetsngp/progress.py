@@ -57,10 +57,12 @@ class Progress:
 
     def within(self, epoch: int, share: float, loss: float) -> None:
         """In the middle of an epoch: how much of it is done, and its loss so far."""
+        if not self.show:
+            return
         self.last = f"epoch {epoch}/{self.epochs}  {share:.0%}  loss {loss:.4f}"
         if self.bar is not None:
             self.bar.update(self.task, completed=epoch - 1 + share, description=self.last)
-        elif self.show and time.monotonic() > self.when + SECONDS:
+        elif time.monotonic() > self.when + SECONDS:
             self._print()
 
     def __exit__(

@@ -44,6 +44,16 @@ def open_images(
     )
 
 
+def has_test(spec: str, *, root: str | Path | None = None) -> bool:
+    """Whether there are test images."""
+    path = Path(spec) if root is None else Path(root) / spec
+    if spec in CIFAR:
+        return True
+    if path.suffix == ".npz":
+        return "x_test" in npz_keys(path)
+    return any((path / name).is_dir() for name in HELD_OUT)
+
+
 def _from_npz(path: Path, split: str) -> ImageArrays:
     keys = npz_keys(path)
     names = None

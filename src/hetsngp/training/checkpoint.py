@@ -53,6 +53,7 @@ def _without_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     spelt out, so that what is read equals what was written.
     """
     if isinstance(value, Tensor):
+        name = f"{len(tensors)}{name}"  # as a path alone it may not be the only one
         tensors[name] = value.detach().cpu().contiguous().clone()  # row-major, as a file has it
         return {"tensor": name}
     if isinstance(value, dict):

@@ -78,4 +78,4 @@ def _writer(keep: Keep, updates: int) -> Any:
         return None
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(str(keep.folder / "tensorboard"), purge_step=updates + 1 if updates else None)
+    return SummaryWriter(str(keep.folder / "tensorboard"), purge_step=updates + 1)

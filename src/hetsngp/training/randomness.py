@@ -42,7 +42,8 @@ def rng_state(device: torch.device) -> dict[str, Tensor]:
 
 def set_rng_state(state: dict[str, Tensor], device: torch.device) -> None:
     """Go on where :func:`rng_state` was called."""
-    state = {name: tensor.cpu() for name, tensor in state.items()}
+    # Copies: torch 2.13 reads past the end of a row of a larger tensor.
+    state = {name: tensor.cpu().clone() for name, tensor in state.items()}
     torch.set_rng_state(state["torch"])
     position, has_gauss, gauss = state["numpy_rest"].tolist()
     keys = state["numpy"].numpy().astype(np.uint32)

@@ -108,9 +108,9 @@ class Run:
         self.model.train()
         while place.epoch <= self.plan.schedule.last:
             batches = self.data.feed.begin(place.epoch, place.batches, self._begun_with)
-            if self._begun_with is not None:
+            if self._begun_with is not None and place.batches:  # otherwise they are drawn as ever
                 set_rng_state(self._then, self.fabric.device)
-                self._begun_with = None
+            self._begun_with = None
             length = num_batches(batches)
             begun, before = time.perf_counter(), place.seen
             loss = run_epoch(
@@ -198,6 +198,7 @@ class Run:
             "plan": self.plan.describe(),
             "world_size": self.fabric.world_size,
             "place": dict(vars(self.place)),
+            "rate": self.rate,
             "history": [asdict(result) for result in self.history],
             "rows": self.rows,
             "best": self.best.epoch,
@@ -232,14 +233,15 @@ class Run:
         load_model(self.model, state["model"])
         if state["entrance"] is not None:
             self.model._entrance = state["entrance"]
-        load_optimizer(gradients.optimizer, state["optimizer"])
+        if state["plan"]["schedule"]["optimizer"] == self.plan.schedule.optimizer:
+            load_optimizer(gradients.optimizer, state["optimizer"])
         if gradients.average is not None and state["average"] is not None:
             gradients.average.load(state["average"]["steps"], state["average"]["state"])
         if gradients.scaler is not None and state["scaler"] is not None:
             gradients.scaler.load_state_dict(state["scaler"])
         if gradients.generator is not None:
             gradients.generator.set_state(state["points"])
-        self.place = Place(**state["place"])
+        self.place, self.rate = Place(**state["place"]), state["rate"]
         if isinstance(self.place.total, torch.Tensor):
             self.place.total = self.place.total.to(self.fabric.device)
         self.resumed = gradients.updates = self.place.updates

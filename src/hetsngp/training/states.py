@@ -52,4 +52,9 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
         }
         for index, values in state["state"].items()
     }
-    optimizer.load_state_dict({**state, "state": shared})
+    # Rates and decay stay as the plan has them, which may be another one by now.
+    groups = [
+        {**own, "params": saved["params"]}
+        for own, saved in zip(optimizer.state_dict()["param_groups"], state["param_groups"], strict=True)
+    ]
+    optimizer.load_state_dict({"state": shared, "param_groups": groups})
