@@ -50,12 +50,19 @@ def class_counts(loader: Iterable[Any], num_classes: int) -> Tensor | None:
     if not hasattr(data, "__len__"):
         return None
     counts = torch.zeros(num_classes, dtype=torch.float64)
-    for batch in [data.tensors] if _goes_through_all(loader) else loader:
+    for batch in _all_at_once(loader) or loader:
         _, y, weight = check_batch(batch, "loader")
         weight = torch.ones(len(y)) if weight is None else check_weight(weight, len(y))
         y = check_class_labels(y, num_classes, len(y)).cpu()
         counts += torch.bincount(y, weight.cpu().double(), minlength=num_classes)
     return counts if counts.any() else None
+
+
+def _all_at_once(loader: Any) -> list[Any] | None:
+    """All examples in one batch, where they lie in memory; else None."""
+    if hasattr(loader, "start_at"):  # a DeviceLoader may leave out some in an epoch, others in the next
+        return [(loader.dataset.images, loader.dataset.labels)]
+    return [loader.dataset.tensors] if _goes_through_all(loader) else None
 
 
 def _goes_through_all(loader: Any) -> bool:

@@ -109,8 +109,8 @@ class Engine:
         refuse_training_data(loader, held_out)
         if keep is not None and not isinstance(keep, Keep):
             keep = Keep(Path(keep))
-        tell_counts(model, loader)
         with own_randomness(plan.seed + self.fabric.global_rank, self.device):
+            tell_counts(model, loader)  # by a pass over the loader, which may draw
             run, whole_model = self._prepare(model, loader, plan, held_out, keep, show)
             with run.gradients.gathering():
                 run.go()

@@ -94,6 +94,15 @@ class FabricGradients(Gradients):
         if self.average is not None:
             self.average.update()
 
+    def level(self) -> None:
+        """Give all processes the mean of their BatchNorm statistics: each knows only its own parts."""
+        if self.fabric.world_size == 1:
+            return
+        for state in (self.model.state_dict(), {} if self.average is None else self.average.state):
+            for name, statistic in state.items():
+                if name.endswith(("running_mean", "running_var")):
+                    statistic.copy_(self.fabric.all_reduce(statistic.clone(), reduce_op="mean"))
+
     @property
     def scaler(self) -> Any:
         """Of losses in float16, or None."""

@@ -23,6 +23,8 @@ class Logs:
 
     def __init__(self, keep: Keep | None, epochs: int, *, show: bool, main: bool, updates: int = 0) -> None:
         self.folder = keep.folder if keep is not None and main else None
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
         self.progress = Progress(epochs, 0, show and main)
         self.writer = _writer(keep, updates) if keep is not None and main else None
 

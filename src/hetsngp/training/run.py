@@ -121,6 +121,7 @@ class Run:
                 accumulate=self.plan.accumulate,
                 on_update=partial(self._after_update, length),
             )
+            self.gradients.level()
             seconds, seen = time.perf_counter() - begun, place.seen - before
             row: Row = {"epoch": place.epoch, "updates": place.updates, "loss": loss}
             row |= {"held_out": self._held_out(), "rate": self.rate, "seconds": seconds}

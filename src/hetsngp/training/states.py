@@ -42,6 +42,12 @@ def load_model(model: nn.Module, state: dict[str, Tensor]) -> None:
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Give ``optimizer`` a whole state, be its parameters shared out or not."""
+    own, saved = optimizer.state_dict()["param_groups"], state["param_groups"]
+    if [len(group["params"]) for group in own] != [len(group["params"]) for group in saved]:
+        raise ValueError(
+            "the checkpoint is of a run that trained other parameters: freeze those that were frozen then, "
+            "or give another folder"
+        )
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     shared = {
         index: {
@@ -53,8 +59,4 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
         for index, values in state["state"].items()
     }
     # Rates and decay stay as the plan has them, which may be another one by now.
-    groups = [
-        {**own, "params": saved["params"]}
-        for own, saved in zip(optimizer.state_dict()["param_groups"], state["param_groups"], strict=True)
-    ]
-    optimizer.load_state_dict({"state": shared, "param_groups": groups})
+    optimizer.load_state_dict({"state": shared, "param_groups": own})

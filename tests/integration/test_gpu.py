@@ -1,0 +1,143 @@
+"""What only a GPU can show: graphs, compiled networks, no waiting, and fsdp in one process."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hetsngp
+from hetsngp.data.device_loader import Augmentation, DeviceLoader
+from hetsngp.data.images import ImageArrays
+from hetsngp.functional.points import PartGenerator
+from hetsngp.nn.backbones import WideResNet
+from hetsngp.nn.held import hold_bounds, refresh_bounds
+from hetsngp.training import Engine, Hardware, Keep, Plan, Schedule
+from hetsngp.training.bounds import BoundRefresh
+from hetsngp.training.feeds import Feed
+from hetsngp.training.gradients import FabricGradients
+
+pytestmark = pytest.mark.gpu
+
+
+def images(count: int = 256) -> ImageArrays:
+    g = torch.Generator().manual_seed(0)
+    labels = torch.arange(count) % 3
+    pixels = torch.randint(0, 100, (count, 3, 16, 16), generator=g, dtype=torch.uint8)
+    pixels[torch.arange(count), labels] += 100  # the brightest channel is the class
+    return ImageArrays(pixels, labels, ("red", "green", "blue"))
+
+
+def model(method: str = "hetsngp", **options: Any) -> hetsngp.Classifier:
+    backbone = WideResNet(10, 1, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    return hetsngp.build(method, backbone, 3, random_features=64, rank=2, **options)
+
+
+def plan(epochs: int = 4, **options: Any) -> Plan:
+    return Plan(Schedule(epochs, lr=0.05, optimizer="sgd", smooth=True), **{"bound_every": 2, **options})
+
+
+def loader(data: ImageArrays | None = None) -> DeviceLoader:
+    return DeviceLoader(data or images(), 64, shuffle=True, augment=Augmentation(2))
+
+
+FAST = Hardware(devices=1, precision="bf16-mixed", channels_last=True, compile=True)
+
+
+@pytest.mark.parametrize("method", ["deterministic", "hetsngp"])
+def test_the_fast_way_learns_and_resumes(method: str, tmp_path: Path) -> None:
+    data = images(320)
+    train, held_out = loader(data.take(range(256))), DeviceLoader(data.take(range(256, 320)), 30)
+    engine = Engine(FAST)
+    short = engine.train(model(method), train, plan(2), held_out=held_out, keep=Keep(tmp_path / "short"))
+    assert len(short.history) == 2
+    trained = engine.train(model(method), train, plan(average=0.9), held_out=held_out, keep=Keep(tmp_path))
+    assert trained.history[-1].loss < trained.history[0].loss
+    assert trained.history[-1].held_out < 0.3
+    again = engine.train(model(method), train, plan(average=0.9), held_out=held_out, keep=Keep(tmp_path))
+    assert again.resumed == 16
+    for (name, a), b in zip(trained.model.named_parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b), name
+    engine.fit_posterior(trained.model, train, held_out)
+    x, y = next(iter(held_out.to(engine.device)))
+    assert (trained.model.predict(x).labels == y).float().mean() > 0.8
+
+
+def test_a_step_never_waits_for_the_device() -> None:
+    """After the first ones, which measure, compile and fill caches."""
+    engine = Engine(Hardware(devices=1, precision="bf16-mixed", channels_last=True))
+    net = model(dataset_size=256).to(engine.device)
+    feed = Feed(loader(), net, engine.fabric, channels_last=True)
+    generator = PartGenerator.of(0, 0, 1)
+    steps = FabricGradients(engine.fabric, net, plan(), generator, channels_last=True, sharded=False)
+    net.train()
+    for epoch in range(1, 12):
+        for index, (x, y) in enumerate(feed.begin(epoch)):
+            if epoch == 11 and index == 0:
+                torch.cuda.set_sync_debug_mode("error")
+            try:
+                steps.add(x, y, None, group=1, complete=True)
+                steps.step()
+            except BaseException:
+                torch.cuda.set_sync_debug_mode("default")
+                raise
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_graph_refreshes_bounds_as_they_would_be_one_by_one() -> None:
+    net = model(spectral_bound=0.5).cuda().train()
+    hold_bounds(net)
+    x = torch.randn(8, 3, 16, 16, device="cuda")
+    net.backbone(x)
+    twin, refresh = copy.deepcopy(net), None
+    for _ in range(3):
+        with torch.no_grad():
+            for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+                change = 0.01 * torch.randn_like(p)
+                p.add_(change)
+                q.add_(change)
+        if refresh is None:
+            refresh = BoundRefresh(net, iterations=20)
+            refresh_bounds(twin, 20)  # a capture is preceded by one call
+        refresh()
+        refresh_bounds(twin, 20)
+        for (name, a), b in zip(net.named_buffers(), twin.buffers(), strict=True):
+            torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-3, msg=name)
+    net.backbone(torch.randn(8, 3, 12, 12, device="cuda"))  # new vectors, at new addresses
+    before = net.backbone.stem.spectral_v.clone()
+    refresh()
+    assert not torch.equal(net.backbone.stem.spectral_v, before)
+
+
+def test_fsdp_in_one_process(tmp_path: Path) -> None:
+    """In a process of its own, which a process group would outlive."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\n"
+        "from tests.integration.test_gpu import images, loader, model, plan\n"
+        "from hetsngp.training import Engine, Hardware\n"
+        "losses = []\n"
+        "for strategy in ('auto', 'fsdp'):\n"
+        "    engine = Engine(Hardware(devices=1, strategy=strategy))\n"
+        "    trained = engine.train(model(), loader(), plan(2, bound_every=1))\n"
+        "    losses.append(trained.history[-1].loss)\n"
+        "    print(engine.fit_posterior(trained.model, loader()))\n"
+        "assert abs(losses[0] - losses[1]) < 0.02, losses\n"
+    )
+    root = Path(__file__).parents[2]
+    paths = {"PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}"}
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, **paths},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
