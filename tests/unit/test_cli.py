@@ -14,7 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import hetsngp
@@ -158,3 +160,104 @@ def group(leader: int) -> list[int]:
         if int(fields[2]) == leader and fields[0] != "Z":
             members.append(int(stat.parent.name))
     return members
+
+
+# --- train ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Dark and bright ones, with a little noise."""
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for split, count in (("train", 100), ("test", 31)):
+        y = np.arange(count) % 2
+        arrays[f"x_{split}"] = (rng.integers(0, 100, (count, 8, 8, 3)) + 100 * y[:, None, None, None]).astype(
+            "uint8"
+        )
+        arrays[f"y_{split}"] = y
+    np.savez(tmp_path / "pictures.npz", **arrays)
+    return tmp_path / "pictures.npz"
+
+
+def train(*arguments: object) -> Any:
+    small = ("--network", "wrn-10-1", "--batch-size", "30", "--epochs", "3", "--accelerator", "cpu")
+    return invoke("train", *small, *map(str, arguments))
+
+
+def test_train_makes_a_model_and_goes_on(pictures: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = train(
+        pictures,
+        "--out",
+        out,
+        "--average",
+        "0.9",
+        "--patience",
+        "3",
+        "--decay",
+        "step",
+        "--milestones",
+        "1,2",
+    )
+    assert result.exit_code == 0, result.output
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["test"]["examples"] == 31
+    assert summary["test"]["accuracy"] > 0.9
+    assert summary["plan"]["schedule"]["milestones"] == [1, 2]
+    assert f"test: accuracy {summary['test']['accuracy']:.4f}" in result.output
+    model = hetsngp.load(out / "model")
+    with np.load(pictures) as arrays:
+        x = torch.from_numpy(arrays["x_test"]).permute(0, 3, 1, 2).float()
+    scale = x.mean() / 255, x.std() / 255  # near those of the training images
+    assert model.predict((x / 255 - scale[0]) / scale[1]).probs.shape == (31, 2)
+    assert len((out / "metrics.csv").read_text().splitlines()) == 4
+
+    weights = (out / "checkpoint" / "config.json").read_text()
+    again = train(
+        pictures,
+        "--out",
+        out,
+        "--average",
+        "0.9",
+        "--patience",
+        "3",
+        "--decay",
+        "step",
+        "--milestones",
+        "1,2",
+    )
+    assert again.exit_code == 0, again.output
+    assert "epoch" not in again.output  # nothing was left to train
+    assert (out / "checkpoint" / "config.json").read_text() == weights
+    assert json.loads((out / "summary.json").read_text())["test"] == summary["test"]
+
+    other = train(pictures, "--out", out, "--lr", "0.01")
+    assert other.exit_code == 2
+    assert "another plan" in other.output
+    assert "lr 0.1, now 0.01" in other.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere"], "cannot open images 'nowhere'"),
+        (["PICTURES", "--network", "resnet9000"], "unknown network 'resnet9000'"),
+        (["PICTURES", "--method", "hetsgnp"], "did you mean 'hetsngp'"),
+        (["PICTURES", "--strategy", "dpp"], "did you mean 'ddp'"),
+        (["PICTURES", "--precision", "bf16"], "bf16-mixed"),
+        (["PICTURES", "--held-out", "2"], "share between 0 and 1"),
+        (["PICTURES", "--decay", "step"], "milestones"),
+        (["PICTURES", "--milestones", "a,b"], "--milestones takes numbers"),
+        (["PICTURES", "--devices", "two"], "--devices takes numbers"),
+        (["PICTURES", "--batch-size", "4000"], "smaller batch_size"),
+        (["PICTURES", "--lr", "1e30"], "lower lr"),
+        (["PICTURES", "--size", "8"], "is for folders"),
+    ],
+)
+def test_train_says_what_is_wrong(arguments: list[str], words: str, pictures: Path, tmp_path: Path) -> None:
+    given = [str(pictures) if a == "PICTURES" else a for a in arguments]
+    result = train(*given, "--out", tmp_path / "run")
+    assert result.exit_code == 2, result.output
+    assert words in result.output
+    assert "Traceback" not in result.output

@@ -115,6 +115,12 @@ class DeviceLoader:
         other.channels_last = channels_last
         return other
 
+    def clean(self) -> DeviceLoader:
+        """A copy that yields every image once, as it is and where it lies: no augmentation, no shuffling."""
+        other = copy.copy(self)
+        other.shuffle, other.augment, other.drop_last = False, None, False
+        return other
+
     def shard(self, rank: int, world_size: int) -> DeviceLoader:
         """A copy for one of ``world_size`` processes: its contiguous part of every global batch.
 

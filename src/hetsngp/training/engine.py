@@ -172,9 +172,12 @@ class Engine:
         """:func:`hetsngp.fit_posterior`, each process passing over its part of ``loader``.
 
         What the posterior is made of are sums over the data, and these are added up over processes; each
-        then calibrates on all of ``calibration``, to the same end.
+        then calibrates on all of ``calibration``, to the same end. Of a DeviceLoader every image is taken
+        as it is, however it augments; a DataLoader that augments should be replaced by one that does not.
         """
         refuse_training_data(loader, calibration)
+        if hasattr(loader, "clean"):
+            loader = loader.clean()
         if hasattr(calibration, "start_at"):
             calibration = calibration.to(self.device)  # type: ignore[union-attr]
         model.to(self.device)

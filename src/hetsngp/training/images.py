@@ -75,10 +75,10 @@ def train_images(
         train_set, task.batch_size, shuffle=True, augment=Augmentation(padding), seed=plan.seed, **scale
     )
     rest: Any = {"mean": loader.mean, "std": loader.std}
-    clean, held_out = (DeviceLoader(part, EVAL_ROWS, **rest) for part in (train_set, held_out_set))
+    held_out = DeviceLoader(held_out_set, EVAL_ROWS, **rest)
     begun = time.perf_counter()
     trained = engine.train(model, loader, plan, held_out=held_out, keep=keep, show=show)
-    report = engine.fit_posterior(trained.model, clean, held_out)
+    report = engine.fit_posterior(trained.model, loader, held_out)
     summary = {
         "task": asdict(task),
         "plan": plan.describe(),

@@ -97,7 +97,7 @@ class Run:
             return "; no checkpoint was made before"
         return (
             f"; the last good checkpoint is in {self.keep.folder / 'checkpoint'}: train with a lower rate "
-            "and Keep(..., changed=True) to go on from there"
+            "and Keep(..., changed=True), or --changed, to go on from there"
         )
 
     # --- epochs -----------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ class Run:
         if changes and not self.keep.changed:
             raise ValueError(
                 f"{self.keep.folder} holds a run by another plan ({'; '.join(changes)}): give another "
-                "folder, or Keep(..., changed=True) to go on from its checkpoint by the new plan"
+                "folder, or Keep(..., changed=True), or --changed, to go on by the new plan"
             )
         gradients = self.gradients
         load_model(self.model, state["model"])
