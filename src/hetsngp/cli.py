@@ -172,7 +172,7 @@ def make_app() -> Any:
             )
             plan = Plan(rate, accumulate, clip, average, patience, bound_every=BOUND_EVERY, seed=seed)
             task = ImageTask(data, network, method, pretrained, size, batch_size, held_out)
-            count = devices if devices == "auto" else int(_numbers("devices", devices)[0])
+            count = devices if devices == "auto" else _whole("devices", devices)
             hardware = Hardware(count, nodes, strategy, accelerator, precision, channels_last, compile)
             engine = Engine(hardware)
             summary = train_images(task, plan, engine, Keep(out, changed=changed), show=True)
@@ -194,6 +194,13 @@ def make_app() -> Any:
 
 def _measured(part: str, accuracy: float, nll: float, ece: float, examples: int) -> str:
     return f"{part}: accuracy {accuracy:.4f}, NLL {nll:.4f}, ECE {ece:.4f} on {examples} images"
+
+
+def _whole(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"--{name} takes a whole number or auto, got {text!r}") from None
 
 
 def _numbers(name: str, text: str) -> tuple[float, ...]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,13 +102,14 @@ def run_epoch(
             "give a loader of known length"
         )
     rate = 0.0
+    began = place.batches
     for batch in loader:
         x, y, weight = check_batch(batch, "loader")
         x, y = to_device(x, gradients.device), to_device(y, gradients.device)
         weight = None if weight is None else to_device(weight, gradients.device)
         first = place.batches // accumulate * accumulate
         group = accumulate if length is None else min(accumulate, length - first)
-        if place.batches == first:
+        if place.batches in (first, began):  # taken up by another plan, a group may have been begun
             share = (place.batches / length, group / length) if length else (0.0, 1.0)
             rate = schedule.set_rate(gradients.optimizer, place.epoch - 1 + share[0], share[1])
         complete = place.batches + 1 == first + group
@@ -125,10 +127,11 @@ def run_epoch(
 
 
 def checked_loss(gradients: Gradients, place: Place, rate: float) -> float:
-    """The mean loss of the epoch so far; NaN is an error."""
+    """The mean loss of the epoch so far; NaN and infinity are errors."""
     loss = gradients.mean_loss(place)
-    if loss != loss:
-        raise FloatingPointError(f"the loss is NaN in epoch {place.epoch}: lower lr (now {rate:g})")
+    if not math.isfinite(loss):
+        kind = "NaN" if loss != loss else "infinite"
+        raise FloatingPointError(f"the loss is {kind} in epoch {place.epoch}: lower lr (now {rate:g})")
     return loss
 
 

@@ -187,19 +187,8 @@ def train(*arguments: object) -> Any:
 
 def test_train_makes_a_model_and_goes_on(pictures: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    result = train(
-        pictures,
-        "--out",
-        out,
-        "--average",
-        "0.9",
-        "--patience",
-        "3",
-        "--decay",
-        "step",
-        "--milestones",
-        "1,2",
-    )
+    settings = ["--average", "0.9", "--patience", "3", "--decay", "step", "--milestones", "1,2"]
+    result = train(pictures, "--out", out, *settings)
     assert result.exit_code == 0, result.output
     summary = json.loads((out / "summary.json").read_text())
     assert summary["test"]["examples"] == 31
@@ -214,19 +203,7 @@ def test_train_makes_a_model_and_goes_on(pictures: Path, tmp_path: Path) -> None
     assert len((out / "metrics.csv").read_text().splitlines()) == 4
 
     weights = (out / "checkpoint" / "config.json").read_text()
-    again = train(
-        pictures,
-        "--out",
-        out,
-        "--average",
-        "0.9",
-        "--patience",
-        "3",
-        "--decay",
-        "step",
-        "--milestones",
-        "1,2",
-    )
+    again = train(pictures, "--out", out, *settings)
     assert again.exit_code == 0, again.output
     assert "epoch" not in again.output  # nothing was left to train
     assert (out / "checkpoint" / "config.json").read_text() == weights
@@ -249,7 +226,7 @@ def test_train_makes_a_model_and_goes_on(pictures: Path, tmp_path: Path) -> None
         (["PICTURES", "--held-out", "2"], "share between 0 and 1"),
         (["PICTURES", "--decay", "step"], "milestones"),
         (["PICTURES", "--milestones", "a,b"], "--milestones takes numbers"),
-        (["PICTURES", "--devices", "two"], "--devices takes numbers"),
+        (["PICTURES", "--devices", "two"], "--devices takes a whole number"),
         (["PICTURES", "--batch-size", "4000"], "smaller batch_size"),
         (["PICTURES", "--lr", "1e30"], "lower lr"),
         (["PICTURES", "--size", "8"], "is for folders"),

@@ -124,7 +124,6 @@ def folder_loader(
         drop_last=train,
         num_workers=workers,
         pin_memory=torch.cuda.is_available(),
-        persistent_workers=workers > 0,
         generator=torch.Generator().manual_seed(seed),
     )
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from hetsngp.training.states import share_like
+from hetsngp.training.states import laid_out_like, share_like
 
 
 class Average:
@@ -60,7 +60,9 @@ class Average:
         own = self.model.state_dict()
         self.steps = steps
         self.state = {
-            name: share_like(value.to(own[name].device), own[name]) for name, value in state.items()
+            name: share_like(laid_out_like(value.to(own[name].device), own[name]), own[name])
+            for name, value in state.items()
+            if name in own
         }
 
     @contextmanager
@@ -92,4 +94,5 @@ def _is_quantity(name: str, value: Tensor) -> bool:
 @torch.no_grad()
 def _copy_into(model: nn.Module, state: dict[str, Tensor]) -> None:
     for name, value in model.state_dict().items():
-        value.copy_(state[name])
+        if name in state:
+            value.copy_(state[name])

@@ -19,6 +19,8 @@ KIND = "training state"
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:
     """Replace the state in ``folder``, if any, by this one, atomically."""
+    for left in folder.glob(".saving-*"):  # by a process that was killed; there is one writer to a folder
+        left.unlink(missing_ok=True)
     tensors: dict[str, Tensor] = {}
     storage.write(folder, {"kind": KIND, "state": _without_tensors(state, "", tensors)}, tensors)
 

@@ -14,13 +14,15 @@ import torch
 from hetsngp.artifact import save
 from hetsngp.calibration import TOLERANCE
 from hetsngp.counting import tell_counts
+from hetsngp.ensemble import Ensemble
 from hetsngp.functional.points import PartGenerator
 from hetsngp.model import Classifier, evaluating, to_device
+from hetsngp.nn.held import release_bounds
 from hetsngp.nn.spectral import bounded_layers, settle_bounds
 from hetsngp.posterior import fit_posterior, refuse_training_data
 from hetsngp.progress import at_a_terminal
 from hetsngp.report import PosteriorReport
-from hetsngp.training.feeds import Feed, share_of
+from hetsngp.training.feeds import Feed, num_examples, share_of
 from hetsngp.training.gradients import FabricGradients
 from hetsngp.training.hardware import Hardware
 from hetsngp.training.logs import Row
@@ -104,19 +106,27 @@ class Engine:
         With ``held_out`` the model ends with the weights of the epoch whose NLL was lowest there. ``keep``
         names a folder: what was begun in it is gone on with. ``show``: progress; None: at a terminal.
         """
+        if isinstance(model, Ensemble):
+            raise TypeError(
+                "an ensemble is trained member by member, each in a folder of its own: "
+                "[engine.train(m, loader, plan, keep=f'runs/{i}') for i, m in enumerate(ensemble.members)]"
+            )
         if plan.patience is not None and held_out is None:
             raise ValueError("patience needs held-out data to watch: train(..., held_out=loader)")
         refuse_training_data(loader, held_out)
         if keep is not None and not isinstance(keep, Keep):
             keep = Keep(Path(keep))
-        with own_randomness(plan.seed + self.fabric.global_rank, self.device):
-            tell_counts(model, loader)  # by a pass over the loader, which may draw
-            run, whole_model = self._prepare(model, loader, plan, held_out, keep, show)
-            with run.gradients.gathering():
-                run.go()
+        try:
+            with own_randomness(plan.seed + self.fabric.global_rank, self.device):
+                tell_counts(model, loader)  # by a pass over the loader, which may draw
+                run, whole_model = self._prepare(model, loader, plan, held_out, keep, show)
+                with run.gradients.gathering():
+                    run.go()
+        finally:  # after an error, too, a model is as it was but for its weights
+            release_bounds(model)
+            model.backbone._compiled_call_impl = None  # prediction is for batches of any shape
         if whole_model is not model:
             load_model(whole_model, whole(model.state_dict()))
-        whole_model.backbone._compiled_call_impl = None  # prediction is for batches of any shape
         return Trained(whole_model.to(self.device).eval(), run.history, run.rows, run.resumed)
 
     def _prepare(
@@ -131,7 +141,8 @@ class Engine:
         """The run, and the model to give back."""
         hardware, fabric = self.hardware, self.fabric
         sharded = hardware.strategy == "fsdp"
-        feed = Feed(loader, model, fabric, channels_last=hardware.channels_last)
+        feed = Feed(loader, model, fabric, channels_last=hardware.channels_last, seed=plan.seed)
+        about = {"examples": num_examples(loader), "batch_size": getattr(loader, "batch_size", None)}
         model.to(self.device)
         if hardware.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -150,7 +161,7 @@ class Engine:
         elif hasattr(held_out, "start_at"):
             watched = held_out.to(self.device)  # type: ignore[union-attr]
         show = at_a_terminal() if show is None else show
-        return Run(fabric, gradients, Data(feed, watched, not sharded), plan, keep, show), whole_model
+        return Run(fabric, gradients, Data(feed, watched, not sharded, about), plan, keep, show), whole_model
 
     def _compile(self, model: Classifier, feed: Feed, *, graphs: bool) -> None:
         """``graphs``: launch the backbone as CUDA graphs, and leave the host's time to the head."""

@@ -30,7 +30,13 @@ class Feed:
     """
 
     def __init__(
-        self, loader: Iterable[Any], model: Classifier, fabric: Any, *, channels_last: bool = False
+        self,
+        loader: Iterable[Any],
+        model: Classifier,
+        fabric: Any,
+        *,
+        channels_last: bool = False,
+        seed: int = 0,
     ) -> None:
         self.device, self.model = fabric.device, model
         self.ours = hasattr(loader, "start_at")
@@ -41,10 +47,18 @@ class Feed:
                     f"the data have {data.num_classes} classes, but this model has num_classes="
                     f"{model.num_classes}: build it with num_classes={data.num_classes}"
                 )
+            rest = len(data) % loader.batch_size  # type: ignore[attr-defined]
+            if not loader.drop_last and rest % fabric.world_size:  # type: ignore[attr-defined]
+                raise ValueError(
+                    f"the last batch has {rest} examples, which {fabric.world_size} processes cannot share "
+                    "evenly: DeviceLoader(..., drop_last=True)"
+                )
             loader = loader.to(fabric.device, channels_last)  # type: ignore[attr-defined]
             loader = loader.shard(fabric.global_rank, fabric.world_size)  # type: ignore[attr-defined]
         elif isinstance(loader, DataLoader) and fabric.world_size > 1:
+            _check_shareable(loader)
             loader = fabric.setup_dataloaders(loader, move_to_device=False)
+            loader.sampler.seed = seed  # type: ignore[attr-defined]
         elif fabric.world_size > 1:
             raise TypeError(
                 f"{fabric.world_size} processes cannot share a {type(loader).__name__}: give a DataLoader, "
@@ -68,7 +82,13 @@ class Feed:
         """Epoch ``epoch`` (from 1) without its first ``skip`` batches, which began at ``before``."""
         if before is not None:
             set_rng_state(before["rng"], self.device)
-            for generator, state in zip(loader_generators(self.loader), before["generators"], strict=True):
+            generators = loader_generators(self.loader)
+            if len(generators) != len(before["generators"]):
+                raise ValueError(
+                    f"the run began with {len(before['generators'])} generators in its loader, which now has "
+                    f"{len(generators)}: resume with the loader it began with"
+                )
+            for generator, state in zip(generators, before["generators"], strict=True):
                 generator.set_state(state)
         self.before = self.randomness()
         if self.ours:
@@ -79,6 +99,10 @@ class Feed:
             # Fabric tells its sampler the epoch by counting its own iterations, which a resumed run has not
             # all made.
             self.loader._num_iter_calls = epoch - 1
+        # Workers that stay on are seeded once, at the first epoch: in a resumed run that is another one.
+        inner = getattr(self.loader, "_dataloader", self.loader)
+        if getattr(inner, "_iterator", None) is not None:
+            inner._iterator = None
         batches = iter(self.loader)
         if sum(1 for _ in islice(batches, skip)) < skip:
             raise ValueError(
@@ -113,15 +137,36 @@ class Rest:
         return len(self.loader)
 
 
+def num_examples(loader: Any) -> int | None:
+    """Of all processes, where it is known."""
+    try:
+        return len(loader.dataset)
+    except (AttributeError, TypeError):
+        return None
+
+
+def _check_shareable(loader: DataLoader[Any]) -> None:
+    """Processes draw different random numbers: a sampler of its own would give each another epoch."""
+    if not isinstance(loader.sampler, RandomSampler | SequentialSampler) or num_examples(loader) is None:
+        raise TypeError(
+            f"several processes cannot share a DataLoader with a {type(loader.sampler).__name__} over a "
+            f"{type(loader.dataset).__name__}: use shuffle=True, with torch.utils.data.Subset for a part of "
+            "the data, over a dataset with len()"
+        )
+
+
 def share_of(loader: Any, fabric: Any) -> Any:
     """This process's part of the data, every example once and in no more than one process, for sums."""
     rank, world = fabric.global_rank, fabric.world_size
+    count = num_examples(loader)
+    if (
+        count is not None and count < world
+    ):  # in all processes alike: one alone would leave the others waiting
+        raise ValueError(f"{count} examples cannot be shared by {world} processes: use fewer")
     if hasattr(loader, "start_at"):
         loader = loader.to(fabric.device).shard(rank, world)
     elif world > 1:
         loader = _strided(loader, rank, world)
-    if world > 1 and len(loader) == 0:
-        raise ValueError(f"there is no example for process {rank}: use fewer than {world} processes")
     return loader
 
 
@@ -135,8 +180,9 @@ def _strided(loader: Any, rank: int, world: int) -> DataLoader[Any]:
         indices = list(range(len(loader.dataset)))
     else:
         raise TypeError(
-            "the posterior's pass over several processes needs a DataLoader with a sampler of torch's "
-            "(shuffle=True or False, or SubsetRandomSampler) and a dataset with len(), or a DeviceLoader"
+            f"several processes cannot share a {type(loader).__name__} for the posterior or for held-out "
+            "data: give a DataLoader with shuffle=True or False, or a SubsetRandomSampler, over a dataset "
+            "with len(), or a DeviceLoader"
         )
     return DataLoader(
         loader.dataset,

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from hetsngp.loop import Gradients, Place
 from hetsngp.model import Classifier
-from hetsngp.nn.held import hold_bounds, release_bounds
+from hetsngp.nn.held import hold_bounds
 from hetsngp.nn.normalization import FeatureNormalizer
 from hetsngp.training.average import Average
 from hetsngp.training.bounds import BoundRefresh
 from hetsngp.training.feeds import to_channels_last
 from hetsngp.training.plan import Plan
+from hetsngp.training.states import STATISTICS
 from hetsngp.validation import trusting
 
 
@@ -55,6 +56,7 @@ class FabricGradients(Gradients):
         self.holds = plan.bound_every > 1 and not sharded and bool(hold_bounds(model))
         optimizer = fabric.setup_optimizers(plan.schedule.make_optimizer(model))
         super().__init__(model, optimizer, generator)
+        self.points = generator
         self.average = None if plan.average is None else Average(model, plan.average)
         self.refresh = BoundRefresh(model)
         self.updates = 0
@@ -76,10 +78,14 @@ class FabricGradients(Gradients):
 
     def mean_loss(self, place: Place) -> float:
         """Over the batches of all processes, so that all meet a NaN together."""
-        total = torch.as_tensor(place.total, device=self.device)
+        return float(self.mean_total(place)) / max(place.seen, 1)
+
+    def mean_total(self, place: Place) -> Tensor:
+        """``place.total``, the mean over processes."""
+        total = torch.as_tensor(place.total, dtype=torch.float64, device=self.device)
         if self.fabric.world_size > 1:
-            total = self.fabric.all_reduce(total.clone(), reduce_op="sum")
-        return float(total) / (place.seen * self.fabric.world_size)
+            total = self.fabric.all_reduce(total.clone(), reduce_op="sum") / self.fabric.world_size
+        return total
 
     def step(self) -> None:
         """An update of the weights, and what follows it."""
@@ -100,7 +106,7 @@ class FabricGradients(Gradients):
             return
         for state in (self.model.state_dict(), {} if self.average is None else self.average.state):
             for name, statistic in state.items():
-                if name.endswith(("running_mean", "running_var")):
+                if name.endswith(STATISTICS):
                     statistic.copy_(self.fabric.all_reduce(statistic.clone(), reduce_op="mean"))
 
     @property
@@ -125,5 +131,3 @@ class FabricGradients(Gradients):
         finally:
             for normalizer in normalizers:
                 normalizer.gather = None
-            if self.holds:
-                release_bounds(self.model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -66,6 +66,7 @@ def train_images(
     The same call goes on where an earlier one was interrupted. The held-out images stop the training,
     where the plan has patience, and calibrate; the test images, if there are any, are only measured.
     """
+    keep = replace(keep, about={**keep.about, **asdict(task)})
     images = open_images(task.data, "train", size=task.size)
     train_set, held_out_set = images.split(task.held_out, seed=plan.seed)
     torch.manual_seed(plan.seed)  # the same weights in every process; also where a network takes no generator

@@ -26,9 +26,11 @@ class Logs:
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
         self.progress = Progress(epochs, 0, show and main)
-        self.writer = _writer(keep, updates) if keep is not None and main else None
+        self.keep, self.updates = keep if main else None, updates
+        self.writer: Any = None
 
     def __enter__(self) -> Logs:
+        self.writer = None if self.keep is None else _writer(self.keep, self.updates)
         self.progress.__enter__()
         return self
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,8 @@ class Keep:
     """None: where it is installed."""
     changed: bool = False
     """Whether to go on from a checkpoint that was made by another plan, say with a lower rate."""
+    about: dict[str, Any] = field(default_factory=dict)
+    """What the run is of, in words and numbers: a folder that holds a run of something else is refused."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))

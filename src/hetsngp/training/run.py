@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,13 +12,14 @@ import torch
 
 from hetsngp.counting import num_batches
 from hetsngp.loop import CHECK_EVERY, EpochResult, Place, checked_loss, nll_sums, run_epoch
-from hetsngp.training.checkpoint import has_state, read_state, remove_states, write_state
+from hetsngp.training.checkpoint import has_state, remove_states, write_state
 from hetsngp.training.feeds import Feed
 from hetsngp.training.gradients import FabricGradients
 from hetsngp.training.logs import Logs, Row
 from hetsngp.training.plan import Keep, Plan
 from hetsngp.training.randomness import set_rng_state
-from hetsngp.training.states import load_model, load_optimizer, whole
+from hetsngp.training.saving import CHECKPOINT, Saving, best_folder, check_finite
+from hetsngp.training.states import load_model, whole
 from hetsngp.watching import Best, watch
 
 
@@ -29,6 +30,8 @@ class Data:
     feed: Feed
     held_out: Iterable[Any] | None
     held_out_in_parts: bool
+    about: dict[str, Any]
+    """How much there is to train on: a run that goes on must have the same."""
 
 
 class _Best(Best):
@@ -66,11 +69,12 @@ class Run:
         self.resumed = 0
         """Updates that had been made before."""
         # Of the checkpoint: random numbers at the beginning of its epoch, and at its own time.
-        self._begun_with: dict[str, Any] | None = None
-        self._then: dict[str, Any] = {}
-        if keep is not None and has_state(keep.folder / "checkpoint"):
-            self._resume(read_state(keep.folder / "checkpoint"))
-        self._saved = time.monotonic()
+        self.begun_with: dict[str, Any] | None = None
+        self.then: dict[str, Any] = {}
+        self.saving = Saving(self)
+        if keep is not None:
+            self.saving.resume(keep)
+        self._saved, self._best_on_disk = time.monotonic(), self.best.epoch
         self.logs = Logs(
             keep, plan.schedule.last, show=show, main=fabric.is_global_zero, updates=self.place.updates
         )
@@ -93,10 +97,10 @@ class Run:
         self._save()
 
     def _way_back(self) -> str:
-        if self.keep is None or not has_state(self.keep.folder / "checkpoint"):
+        if self.keep is None or not has_state(self.keep.folder / CHECKPOINT):
             return "; no checkpoint was made before"
         return (
-            f"; the last good checkpoint is in {self.keep.folder / 'checkpoint'}: train with a lower rate "
+            f"; the last good checkpoint is in {self.keep.folder / CHECKPOINT}: train with a lower rate "
             "and Keep(..., changed=True), or --changed, to go on from there"
         )
 
@@ -107,10 +111,10 @@ class Run:
         place = self.place
         self.model.train()
         while place.epoch <= self.plan.schedule.last:
-            batches = self.data.feed.begin(place.epoch, place.batches, self._begun_with)
-            if self._begun_with is not None and place.batches:  # otherwise they are drawn as ever
-                set_rng_state(self._then, self.fabric.device)
-            self._begun_with = None
+            batches = self.data.feed.begin(place.epoch, place.batches, self.begun_with)
+            if self.begun_with is not None and place.batches:  # otherwise they are drawn as ever
+                set_rng_state(self.then, self.fabric.device)
+            self.begun_with = None
             length = num_batches(batches)
             begun, before = time.perf_counter(), place.seen
             loss = run_epoch(
@@ -178,103 +182,16 @@ class Run:
     def _save(self) -> None:
         if self.keep is None:
             return
-        state, best = self._state(), whole(self.best.states)
-        _check_finite(state["model"], self.place, self.rate)
+        checked_loss(self.gradients, self.place, self.rate)
+        check_finite(self.model, self.place, self.rate)
+        state, best = self.saving.state(), None if self.finished else whole(self.best.states)
         if self.fabric.is_global_zero:
             folder = self.keep.folder
-            of_best = folder / f"best-{self.best.epoch:05d}"
-            if best is not None and not self.finished and not has_state(of_best):
+            of_best = folder / best_folder(self.best.epoch)
+            if best is not None and self.best.epoch != self._best_on_disk:
                 write_state(of_best, {"model": best[0]})
-            write_state(folder / "checkpoint", state)
+            write_state(folder / CHECKPOINT, state)
             remove_states([old for old in folder.glob("best-*") if self.finished or old != of_best])
+        self._best_on_disk = self.best.epoch
         self.fabric.barrier()
         self._saved = time.monotonic()
-
-    def _state(self) -> dict[str, Any]:
-        """All that the rest of the run depends on; a call of all processes."""
-        gradients, average = self.gradients, self.gradients.average
-        now = self.data.feed.randomness()
-        begun_with = now if self.place.batches == 0 else self.data.feed.before
-        return {
-            "plan": self.plan.describe(),
-            "world_size": self.fabric.world_size,
-            "place": dict(vars(self.place)),
-            "rate": self.rate,
-            "history": [asdict(result) for result in self.history],
-            "rows": self.rows,
-            "best": self.best.epoch,
-            "finished": self.finished,
-            "model": whole(self.model.state_dict()),
-            # How inputs enter a network of several (MIMO), which is tried out at the first batch.
-            "entrance": getattr(self.model, "_entrance", None),
-            "optimizer": whole(gradients.optimizer.state_dict()),
-            "average": None if average is None else {"steps": average.steps, "state": whole(average.state)},
-            "scaler": None if gradients.scaler is None else gradients.scaler.state_dict(),
-            "points": gradients.generator.get_state() if gradients.generator is not None else None,
-            "rng": self._of_all(now["rng"]),
-            "epoch_rng": self._of_all(begun_with["rng"]),
-            "loader": begun_with["generators"],
-        }
-
-    def _of_all(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """(processes, ·) of each tensor: every process draws its own random numbers."""
-        if self.fabric.world_size == 1:
-            return {name: value[None] for name, value in state.items()}
-        return {name: self.fabric.all_gather(value.to(self.fabric.device)) for name, value in state.items()}
-
-    def _resume(self, state: dict[str, Any]) -> None:
-        assert self.keep is not None
-        changes = _differences(self.plan.describe(), state["plan"])
-        if changes and not self.keep.changed:
-            raise ValueError(
-                f"{self.keep.folder} holds a run by another plan ({'; '.join(changes)}): give another "
-                "folder, or Keep(..., changed=True), or --changed, to go on by the new plan"
-            )
-        gradients = self.gradients
-        load_model(self.model, state["model"])
-        if state["entrance"] is not None:
-            self.model._entrance = state["entrance"]
-        if state["plan"]["schedule"]["optimizer"] == self.plan.schedule.optimizer:
-            load_optimizer(gradients.optimizer, state["optimizer"])
-        if gradients.average is not None and state["average"] is not None:
-            gradients.average.load(state["average"]["steps"], state["average"]["state"])
-        if gradients.scaler is not None and state["scaler"] is not None:
-            gradients.scaler.load_state_dict(state["scaler"])
-        if gradients.generator is not None:
-            gradients.generator.set_state(state["points"])
-        self.place, self.rate = Place(**state["place"]), state["rate"]
-        if isinstance(self.place.total, torch.Tensor):
-            self.place.total = self.place.total.to(self.fabric.device)
-        self.resumed = gradients.updates = self.place.updates
-        self.history = [EpochResult(**result) for result in state["history"]]
-        self.rows, self.finished, self.best.epoch = state["rows"], state["finished"], state["best"]
-        if self.best.epoch and not self.finished:
-            self.best.states = [read_state(self.keep.folder / f"best-{self.best.epoch:05d}")["model"]]
-        if state["world_size"] == self.fabric.world_size:
-            mine = self.fabric.global_rank
-            begun, self._then = (
-                {name: value[mine] for name, value in state[key].items()} for key in ("epoch_rng", "rng")
-            )
-            self._begun_with = {"rng": begun, "generators": state["loader"]}
-
-
-def _check_finite(state: dict[str, torch.Tensor], place: Place, rate: float) -> None:
-    """Weights that are not numbers must not take the place of a good checkpoint."""
-    sums = [t.detach().float().sum() for t in state.values() if t.is_floating_point()]
-    if not bool(torch.stack(sums).isfinite().all()):
-        raise FloatingPointError(
-            f"the weights are not finite after update {place.updates}, in epoch {place.epoch}: lower lr "
-            f"(now {rate:g})"
-        )
-
-
-def _differences(new: dict[str, Any], old: dict[str, Any]) -> list[str]:
-    """What has changed from one plan to another."""
-    found = []
-    for name in sorted(new.keys() | old.keys()):
-        a, b = old.get(name), new.get(name)
-        if isinstance(a, dict) and isinstance(b, dict):
-            found += _differences(b, a)
-        elif a != b:
-            found.append(f"{name} {a!r}, now {b!r}")
-    return found

@@ -7,6 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hetsngp.nn.held import DIRECTION
+
+# Of BatchNorm: each process has its own within an epoch.
+STATISTICS = ("running_mean", "running_var")
+
 
 def whole(value: Any) -> Any:
     """The nest with whole tensors in place of the shares of them that fsdp keeps; a call of all processes."""
@@ -28,9 +33,22 @@ def share_like(value: Tensor, model: Tensor) -> Tensor:
     return distribute_tensor(value.to(model.device), model.device_mesh, model.placements)  # type: ignore[attr-defined]
 
 
+def laid_out_like(value: Tensor, model: Tensor) -> Tensor:
+    """In the memory format of ``model``: operations on both together want the same."""
+    return torch.empty_like(value, memory_format=_format_of(model)).copy_(value)
+
+
+def _format_of(tensor: Tensor) -> torch.memory_format:
+    last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last and not tensor.is_contiguous() else torch.contiguous_format
+
+
 def load_model(model: nn.Module, state: dict[str, Tensor]) -> None:
     """Give ``model`` a whole state, be it shared out or not."""
     own = model.state_dict()
+    # A bound that is held now and was not then makes its direction from its vectors; else it has no use.
+    state = {name: value for name, value in state.items() if name in own or not name.endswith(DIRECTION)}
+    own = {name: value for name, value in own.items() if name in state or not name.endswith(DIRECTION)}
     unknown = sorted(state.keys() ^ own.keys())
     if unknown:
         raise ValueError(
@@ -51,7 +69,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     shared = {
         index: {
-            name: share_like(v, parameters[index])
+            name: share_like(laid_out_like(v, parameters[index]), parameters[index])
             if isinstance(v, Tensor) and v.shape == parameters[index].shape and v.dim() > 0
             else v
             for name, v in values.items()

@@ -1,0 +1,395 @@
+"""Training states: what is read is what was written, whole or not at all; and what a run makes of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.contract import toy
+from torch import Tensor
+
+import hetsngp
+from hetsngp import ArtifactError
+from hetsngp.training import Engine, Hardware, Keep, Plan, Schedule, Trained, run
+from hetsngp.training.checkpoint import has_state, read_state, write_state
+
+pytest.importorskip("lightning")
+
+DTYPES = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.bfloat16, torch.float16, torch.float64)
+STATE: dict[str, Any] = {
+    "numbers": [0, -3, 2**60, 0.1, 1e-320, -0.0, math.inf, -math.inf, math.nan],
+    "others": (None, True, False, "", 'ä "\n', (), [], {}, ((1,), [2, (3, [4])])),
+    "keys": {0: "zero", -1: "less", "0": "text", True: "yes", None: "nothing", 0.5: "half", "a/b": 1},
+    "tensors": {
+        "scalar": torch.tensor(math.pi, dtype=torch.float64),
+        "not numbers": torch.tensor([math.nan, math.inf, -0.0, 1e-45]),
+        "empty": torch.zeros(0),
+        "empty matrix": torch.zeros(3, 0, 2, dtype=torch.int64),
+        **{str(dtype): torch.tensor([0, 1, 1, 0], dtype=dtype) for dtype in DTYPES},
+    },
+    "layouts": [
+        torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0)).to(
+            memory_format=torch.channels_last
+        ),
+        torch.arange(6.0).view(2, 3).T,
+        torch.arange(10.0)[::3],
+        torch.ones(1).expand(4),
+        torch.nn.Parameter(torch.ones(2)),
+    ],
+    "same names": {1: torch.zeros(1), "1": torch.ones(2), "a/b": torch.ones(3), "a": {"b": torch.ones(4)}},
+    "deep": {"a": [{"b": ({3: torch.tensor(7)},)}]},
+    "look like ours": [{"tensor": "x"}, {"tuple": [1]}, {"items": [[1, 2]]}],
+}
+
+
+def assert_equal(a: Any, b: Any) -> None:
+    """Types, the order of keys and the bits of numbers with them."""
+    if isinstance(a, Tensor):
+        assert isinstance(b, Tensor)
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        flat = [t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (a, b)]
+        assert torch.equal(*flat)
+        return
+    assert type(a) is type(b)
+    if isinstance(a, dict):
+        assert [(type(k), k) for k in a] == [(type(k), k) for k in b]
+        a, b = list(a.values()), list(b.values())
+    if isinstance(a, list | tuple):
+        assert len(a) == len(b)
+        for one, other in zip(a, b, strict=True):
+            assert_equal(one, other)
+    elif isinstance(a, float):
+        assert (a.hex(), math.copysign(1, a)) == (b.hex(), math.copysign(1, b))
+    else:
+        assert a == b
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    assert not has_state(tmp_path / "deep" / "folder")
+    write_state(tmp_path / "deep" / "folder", STATE)
+    assert has_state(tmp_path / "deep" / "folder")
+    assert_equal(read_state(tmp_path / "deep" / "folder"), STATE)
+    write_state(tmp_path / "deep" / "folder", {"other": torch.ones(1)})
+    assert_equal(read_state(tmp_path / "deep" / "folder"), {"other": torch.ones(1)})
+    assert len(list((tmp_path / "deep" / "folder").iterdir())) == 2  # nothing of the first is left
+
+
+def test_the_state_of_an_optimizer(tmp_path: Path) -> None:
+    model = toy.build("hetsngp")
+    optimizer = Schedule(2, optimizer="adamw").make_optimizer(model)
+    model.loss(*toy.blobs(3), generator=torch.Generator().manual_seed(0)).backward()
+    optimizer.step()
+    write_state(tmp_path, optimizer.state_dict())
+    assert_equal(read_state(tmp_path), optimizer.state_dict())
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", 1j, Path("x"), torch.float32])
+def test_what_no_file_can_hold_is_refused(value: Any, tmp_path: Path) -> None:
+    write_state(tmp_path, {"old": 1})
+    with pytest.raises(TypeError, match=rf"a training state cannot hold {type(value).__name__} \(/a/0\)"):
+        write_state(tmp_path, {"a": [value]})
+    assert read_state(tmp_path) == {"old": 1}
+
+
+def test_nothing_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forbidden:
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            raise AssertionError("pickle")
+
+    for module, name in ((pickle, "Unpickler"), (pickle, "Pickler"), (torch, "load"), (torch, "save")):
+        monkeypatch.setattr(module, name, Forbidden)
+    for name in ("load", "loads", "dump", "dumps"):
+        monkeypatch.setattr(pickle, name, Forbidden)
+    write_state(tmp_path, STATE)
+    assert_equal(read_state(tmp_path), STATE)
+
+
+# --- damage ---------------------------------------------------------------------------------------------
+
+
+def weights_of(folder: Path) -> Path:
+    return folder / json.loads((folder / "config.json").read_text())["weights"]
+
+
+@pytest.mark.parametrize("which", ["config.json", "weights"])
+@pytest.mark.parametrize("damage", ["half", "empty", "a bit", "nonsense", "missing"])
+def test_a_damaged_file_is_named(which: str, damage: str, tmp_path: Path) -> None:
+    write_state(tmp_path, STATE)
+    file = tmp_path / which if which == "config.json" else weights_of(tmp_path)
+    content = file.read_bytes()
+    if damage == "missing":
+        file.unlink()
+    elif damage == "a bit":
+        flipped = bytearray(content)
+        # In a number of the config, which no grammar would miss: the checksum's; anywhere in the weights.
+        at = content.index(b'"sha256": "') + 12 if which == "config.json" else len(content) - 2
+        flipped[at] ^= 1
+        file.write_bytes(flipped)
+    else:
+        file.write_bytes(
+            {"half": content[: len(content) // 2], "empty": b"", "nonsense": b"\x80\x04."}[damage]
+        )
+    error = FileNotFoundError if (which, damage) == ("config.json", "missing") else ArtifactError
+    with pytest.raises(error) as caught:
+        read_state(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+    assert (which if which == "config.json" else weights_of(tmp_path).name) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "state", [{"tensor": "gone"}, {"items": [1]}, {"items": 1}, {}, {"tuple": 1}, 3, None]
+)
+def test_a_description_that_is_none_of_ours_is_refused(state: Any, tmp_path: Path) -> None:
+    write_state(tmp_path, {})
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "state": state}))
+    with pytest.raises(ArtifactError, match="is not a training state"):
+        read_state(tmp_path)
+
+
+def test_a_model_is_no_state_and_a_state_is_no_model(tmp_path: Path) -> None:
+    hetsngp.save(toy.trained("sngp"), tmp_path / "model")
+    with pytest.raises(ArtifactError, match=r"model holds a model and no training state: hetsngp\.load"):
+        read_state(tmp_path / "model")
+    write_state(tmp_path / "state", {"model": toy.trained("sngp").state_dict()})
+    with pytest.raises(ArtifactError, match=r"state.config\.json does not describe a model"):
+        hetsngp.load(tmp_path / "state")
+
+
+@pytest.mark.parametrize("name", ["fsync", "replace"])
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_crash_while_writing_leaves_the_old_state(
+    name: str, call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_state(tmp_path, {"old": torch.arange(3)})
+    calls, real = 0, getattr(os, name)
+
+    def crash(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise OSError("no space left on device")
+        real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, crash)
+        with pytest.raises(OSError, match="no space left"):
+            write_state(tmp_path, {"new": torch.ones(5)})
+    assert calls == call
+    assert_equal(read_state(tmp_path), {"old": torch.arange(3)})
+    write_state(tmp_path, {"new": torch.ones(5)})
+    assert calls == call  # there are no more than two of each
+    assert_equal(read_state(tmp_path), {"new": torch.ones(5)})
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+# --- what a run makes of it -----------------------------------------------------------------------------
+
+X, Y = toy.blobs(3, 8, flip=0.3)
+PLAN = Plan(Schedule(3, 0.05))
+
+
+class Died(BaseException):
+    pass
+
+
+class Loader:
+    """4 batches an epoch; dies at one of them, or has inputs from it on that are finite, and no more."""
+
+    def __init__(self, dies: int | None = None, huge: int | None = None) -> None:
+        self.dies, self.huge, self.seen = dies, huge, 0
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Any:
+        for x, y in zip(X.split(6), Y.split(6), strict=True):
+            self.seen += 1
+            if self.seen == self.dies:
+                raise Died
+            yield (x if self.huge is None or self.seen < self.huge else 3e38 * x.sign()), y
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine(Hardware(accelerator="cpu"))
+
+
+def train(
+    engine: Engine, keep: Any, plan: Plan = PLAN, loader: Any = None, model: Any = None, **options: Any
+) -> Trained:
+    model = toy.build("sngp") if model is None else model
+    return engine.train(model, Loader() if loader is None else loader, plan, keep=keep, **options)
+
+
+def begun(engine: Engine, folder: Path, plan: Plan = PLAN, **options: Any) -> Keep:
+    """A run that died in its second epoch, after 6 updates."""
+    keep = Keep(folder, seconds=0, tensorboard=False)
+    with pytest.raises(Died):
+        train(engine, keep, plan, Loader(dies=7), **options)
+    assert read_state(folder / "checkpoint")["place"]["updates"] == 6
+    return keep
+
+
+def same_weights(a: Any, b: Any) -> bool:
+    return all(torch.equal(t, b.state_dict()[name]) for name, t in a.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_folder_is_enough(kind: Any, engine: Engine, tmp_path: Path) -> None:
+    trained = train(engine, kind(tmp_path / "run"))
+    assert trained.resumed == 0
+    assert {"checkpoint", "metrics.csv"} <= {f.name for f in (tmp_path / "run").iterdir()}
+    assert same_weights(trained.model, train(engine, None).model)  # keeping changes nothing
+    loader = Loader()
+    again = train(engine, kind(tmp_path / "run"), loader=loader)
+    assert loader.seen == 0
+    assert again.resumed == 12
+    assert (again.history, again.rows) == (trained.history, trained.rows)
+    assert same_weights(again.model, trained.model)
+    assert not again.model.training
+
+
+def test_a_finished_run_has_the_weights_of_its_best_epoch(engine: Engine, tmp_path: Path) -> None:
+    plan = Plan(Schedule(12, 0.05), average=0.8, patience=2)
+    options: dict[str, Any] = {"held_out": [toy.blobs(3, 12, flip=0.3, seed=1)]}
+    trained = train(engine, Keep(tmp_path, seconds=0), plan, **options)
+    assert 0 < trained.best < len(trained.history) < 12
+    assert not list(tmp_path.glob("best-*"))
+    loader = Loader()
+    again = train(engine, tmp_path, plan, loader, **options)
+    assert (loader.seen, again.best) == (0, trained.best)
+    assert same_weights(again.model, trained.model)
+
+
+def test_another_plan_is_refused_and_what_changed_is_said(engine: Engine, tmp_path: Path) -> None:
+    keep = begun(engine, tmp_path)
+    before = (tmp_path / "checkpoint" / "config.json").read_bytes()
+    other = Plan(Schedule(5, 0.05, decay="step", milestones=(2, 3)), clip=1.0)
+    with pytest.raises(ValueError, match="holds a run by another plan") as caught:
+        train(engine, keep, other)
+    text = str(caught.value)
+    for change in ("clip None, now 1.0", "decay 'cosine', now 'step'", "epochs 3, now 5", "changed=True"):
+        assert change in text
+    assert "milestones [], now [2, 3]" in text
+    assert "lr" not in text
+    assert (tmp_path / "checkpoint" / "config.json").read_bytes() == before
+    assert train(engine, replace(keep, changed=True), other).resumed == 6
+    # The folder is one of the new plan now.
+    assert train(engine, keep, other).resumed == 20
+
+
+@pytest.mark.parametrize(("old", "new"), [("adamw", "adamw"), ("adamw", "sgd"), ("sgd", "adamw")])
+def test_a_changed_plan_is_followed(old: str, new: str, engine: Engine, tmp_path: Path) -> None:
+    """Its rates, not those that the checkpoint's optimiser remembers; whatever its optimiser was."""
+    keep = begun(engine, tmp_path, Plan(Schedule(3, 0.05, optimizer=old)))
+    then = read_state(tmp_path / "checkpoint")["model"]
+    plan = Plan(Schedule(3, 1e-9, weight_decay=0.0, optimizer=new))
+    trained = train(engine, replace(keep, changed=True), plan)
+    saved = read_state(tmp_path / "checkpoint")
+    assert [row["rate"] for row in trained.rows] == pytest.approx([0.05, 7.5e-10, 2.5e-10])
+    assert {group["weight_decay"] for group in saved["optimizer"]["param_groups"]} == {0.0}
+    for name, parameter in trained.model.named_parameters():  # with such a rate nothing moves
+        torch.testing.assert_close(parameter.detach(), then[name], rtol=0, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("change", [{"average": 0.9}, {"accumulate": 2}, {"seed": 3}, {"clip": 1e-3}])
+def test_any_change_goes_on(change: dict[str, Any], engine: Engine, tmp_path: Path) -> None:
+    keep = begun(engine, tmp_path)
+    with pytest.raises(ValueError, match=f"another plan .{next(iter(change))} "):
+        train(engine, keep, replace(PLAN, **change))
+    trained = train(engine, replace(keep, changed=True), replace(PLAN, **change))
+    assert trained.resumed == 6
+    assert len(trained.history) == 3
+
+
+def test_another_model_is_refused(engine: Engine, tmp_path: Path) -> None:
+    keep = begun(engine, tmp_path)
+    with pytest.raises(ValueError, match=r"of another model \(head\.noise.* …\): resume with the model"):
+        train(engine, keep, model=toy.build("hetsngp"))
+    wider = hetsngp.build("sngp", toy.backbone(width=20), 3, **toy.TINY)
+    with pytest.raises((ValueError, RuntimeError), match="isometry"):
+        train(engine, keep, model=wider)
+    fewer = toy.build("sngp")
+    fewer.backbone.requires_grad_(False)
+    with pytest.raises(ValueError, match="trained other parameters: freeze those"):
+        train(engine, keep, model=fewer)
+    assert train(engine, keep).resumed == 6
+
+
+def test_other_data_are_refused(engine: Engine, tmp_path: Path) -> None:
+    keep = begun(engine, tmp_path)
+    with pytest.raises(ValueError, match="stopped after 2 batches of epoch 2, but the loader now has fewer"):
+        train(engine, keep, loader=[(X, Y)])
+
+
+def test_a_damaged_checkpoint_is_not_begun_anew(engine: Engine, tmp_path: Path) -> None:
+    """Hours of work are in the folder: better to stop."""
+    keep = begun(engine, tmp_path)
+    file = weights_of(tmp_path / "checkpoint")
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ArtifactError, match=file.name):
+        train(engine, keep)
+    hetsngp.save(toy.trained("sngp"), tmp_path / "checkpoint")
+    with pytest.raises(ArtifactError, match="holds a model and no training state"):
+        train(engine, keep)
+
+
+# --- NaN ------------------------------------------------------------------------------------------------
+
+
+def is_finite(state: dict[str, Tensor]) -> bool:
+    return all(bool(t.isfinite().all()) for t in state.values())
+
+
+def test_a_loss_that_is_nan_leaves_the_last_good_checkpoint(engine: Engine, tmp_path: Path) -> None:
+    keep, plan = Keep(tmp_path, seconds=0, tensorboard=False), Plan(Schedule(3, 0.05))
+    model, loader = toy.build("deterministic"), Loader(huge=6)
+    with pytest.raises(FloatingPointError) as caught:
+        train(engine, keep, plan, loader, model)
+    text = str(caught.value)
+    assert "epoch 2" in text
+    assert "lower lr (now 0.0375)" in text
+    assert f"the last good checkpoint is in {tmp_path / 'checkpoint'}" in text
+    assert "changed=True" in text
+    state = read_state(tmp_path / "checkpoint")
+    assert (state["place"]["updates"], loader.seen) == (5, 6)
+    assert is_finite(state["model"])
+    assert float(state["place"]["total"]) < 1e6
+    lower = Plan(Schedule(3, 0.001))
+    trained = train(engine, replace(keep, changed=True), lower, Loader(), toy.build("deterministic"))
+    assert trained.resumed == state["place"]["updates"]
+    assert trained.rows[-1]["rate"] == pytest.approx(0.001 / 4)
+    assert all(math.isfinite(result.loss) for result in trained.history)
+    assert is_finite(trained.model.state_dict())
+
+
+@pytest.mark.parametrize("average", [None, 0.9])
+def test_nan_between_two_checkpoints(
+    average: float | None, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is not looked for at every update, no checkpoint is made of it either."""
+    monkeypatch.setattr(run, "CHECK_EVERY", 3)
+    model, loader = toy.build("deterministic"), Loader(huge=6)
+    plan = Plan(Schedule(3, 0.05), average=average)
+    with pytest.raises(FloatingPointError, match=r"NaN in epoch 2.*last good checkpoint"):
+        train(engine, Keep(tmp_path, seconds=1e-9, tensorboard=False), plan, loader, model)
+    state = read_state(tmp_path / "checkpoint")
+    assert state["place"]["updates"] == 4
+    assert is_finite(state["model"])
+    assert average is None or is_finite(state["average"]["state"])
+
+
+def test_nan_without_a_checkpoint_says_so(engine: Engine, tmp_path: Path) -> None:
+    for keep in (None, Keep(tmp_path, seconds=1e9)):
+        model, loader = toy.build("deterministic"), Loader(huge=3)
+        with pytest.raises(FloatingPointError, match=r"epoch 1: lower lr \(now 0.05\); no checkpoint"):
+            train(engine, keep, PLAN, loader, model)
+        assert not has_state(tmp_path / "checkpoint")
