@@ -172,7 +172,8 @@ def refuse_training_data(loader: Any, calibration: Any) -> None:
     whole = [
         part.dataset
         for part in (loader, calibration)
-        if isinstance(part, DataLoader) and isinstance(part.sampler, RandomSampler | SequentialSampler)
+        if (isinstance(part, DataLoader) and isinstance(part.sampler, RandomSampler | SequentialSampler))
+        or hasattr(part, "start_at")  # a DeviceLoader
     ]
     if calibration is loader or (len(whole) == 2 and whole[0] is whole[1]):
         raise ValueError(

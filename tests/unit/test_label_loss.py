@@ -397,3 +397,33 @@ def test_rows_do_not_influence_each_other() -> None:
         assert_close(single[0], out[row], 1e-12)
         for got, want in zip(gradients(single, alone), together, strict=True):
             assert_close(got[0], want[row], 1e-12)
+
+
+# --- both forms at once ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parts", ["both", "diagonal", "factor"])
+@pytest.mark.parametrize("count", [40, BLOCK + 40])
+def test_both_forms_of_every_row_are_those_of_each_kind(parts: str, count: int) -> None:
+    """A small batch on a GPU is done both ways: value and gradients, for all four kinds of rows."""
+    g = torch.Generator().manual_seed(5)
+    mild, wide = 0.2, 2.0
+    by = torch.tensor([[mild, mild], [mild, wide], [wide, mild], [wide, wide], [mild, wide], [mild, mild]])
+    mean = 2 * torch.randn(BATCH, CLASSES, generator=g, dtype=torch.float64)
+    std = by[:, :1] * (0.3 + torch.rand(BATCH, CLASSES, generator=g, dtype=torch.float64))
+    signs = torch.randn(BATCH, CLASSES, generator=g).sign()
+    factor = by[:, 1:, None] * torch.randn(BATCH, RANK, CLASSES, generator=g, dtype=torch.float64).clamp(
+        -1, 1
+    )
+    u = label_loss._Gaussian(
+        mean, None if parts == "factor" else std * signs, None if parts == "diagonal" else factor
+    )
+    kinds = {(bool(a), bool(b)) for a, b in zip(*u.mild(), strict=True)}
+    assert len(kinds) == (4 if parts == "both" else 2)
+    points = Points("sobol", u.rank, 0 if parts == "factor" else CLASSES, seed=3)
+    nll, grads = label_loss._by_both(points, count, LABELS, u)
+    want_nll, want = label_loss._by_kind(points, count, LABELS, u)
+    assert_close(nll, want_nll, 1e-12)
+    assert len(grads) == len(want) == (3 if parts == "both" else 2)
+    for got, expected in zip(grads, want, strict=True):
+        assert_close(got, expected, 1e-12)

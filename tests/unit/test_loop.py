@@ -281,9 +281,7 @@ def test_one_fold_is_training_with_validation(method: str, patience: int | None)
     seen: list[EpochResult] = []
     history = run_folds([one], schedule, patience=patience, on_epoch=seen.append)
     training, held_out = FOLDS[0]
-    expected = follow(
-        two, training, schedule, generator=seed(), validation=held_out, patience=patience
-    )
+    expected = follow(two, training, schedule, generator=seed(), validation=held_out, patience=patience)
     assert history == seen == expected
     assert same_bits(weights(one), weights(two))
     assert not one.training

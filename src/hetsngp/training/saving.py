@@ -113,9 +113,17 @@ class Saving:
             run.best.states = [read_state(keep.folder / best_folder(run.best.epoch))["model"]]
         if state["world_size"] == self.fabric.world_size:
             self._restore_own(state)
-        elif not run.data.feed.ours:  # batches of a process; ours are of all of them
-            scaled = run.place.batches * state["world_size"] // self.fabric.world_size
-            run.place.batches = scaled // run.plan.accumulate * run.plan.accumulate
+        else:
+            self._share_anew(run.place, state["world_size"])
+
+    def _share_anew(self, place: Place, processes: int) -> None:
+        """A place counts what one process has seen: of so many then, of others now."""
+        now = self.fabric.world_size
+        place.seen = place.seen * processes // now
+        place.total = place.total * processes / now
+        if not self.run.data.feed.ours:  # a batch of ours is one of all processes
+            group = self.run.plan.accumulate
+            place.batches = place.batches * processes // now // group * group
 
     def _check(self, state: dict[str, Any], keep: Keep) -> None:
         changes = _differences(self._about(), state["about"])
