@@ -154,7 +154,7 @@ def make_app() -> Any:
     ) -> None:
         """Train on images, fit the posterior, calibrate, and save a model that hetsngp.load reads.
 
-        Writes OUT/model, OUT/summary.json, OUT/metrics.csv and TensorBoard's files. On several GPUs or
+        Writes OUT/model, summary.json, curves.png, metrics.csv and TensorBoard's files. On several GPUs or
         nodes start it as it is, with --devices, or by torchrun or srun: docs/training.md.
         """
         from hetsngp.training.images import ImageTask, train_images

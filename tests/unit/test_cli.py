@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 import hetsngp
@@ -201,6 +202,8 @@ def test_train_makes_a_model_and_goes_on(pictures: Path, tmp_path: Path) -> None
     scale = x.mean() / 255, x.std() / 255  # near those of the training images
     assert model.predict((x / 255 - scale[0]) / scale[1]).probs.shape == (31, 2)
     assert len((out / "metrics.csv").read_text().splitlines()) == 4
+    with Image.open(out / "curves.png") as picture:
+        assert min(picture.size) > 300
 
     weights = (out / "checkpoint" / "config.json").read_text()
     again = train(pictures, "--out", out, *settings)

@@ -38,7 +38,7 @@ def draw_doubt(task: SyntheticTask, maps: Maps, path: Path) -> None:
         ("model_uncertainty", "Model uncertainty\n(nothing like this was seen)", "nats", most),
     )
     greys = _greys()
-    figure = _figure(max(2.2 * len(maps) + 1.2, 6.0), 3 * 2.3 + 0.9)
+    figure = new_figure(max(2.2 * len(maps) + 1.2, 6.0), 3 * 2.3 + 0.9)
     axes = figure.subplots(len(panels), len(maps), squeeze=False)
     for column, (method, values) in enumerate(maps.items()):
         for ax, (name, _, _, highest) in zip(axes[:, column], panels, strict=True):
@@ -53,7 +53,7 @@ def draw_doubt(task: SyntheticTask, maps: Maps, path: Path) -> None:
         bar.ax.tick_params(labelsize=8)
     figure.suptitle(task.title, fontsize=14)
     _legend(figure, task)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_labels(task: SyntheticTask, maps: Maps, accuracies: Mapping[str, float], path: Path) -> None:
@@ -63,7 +63,7 @@ def draw_labels(task: SyntheticTask, maps: Maps, accuracies: Mapping[str, float]
     count = 2 + len(maps)
     columns = min(3, count)
     rows = math.ceil(count / columns)
-    figure = _figure(9.0, 3.1 * rows + 0.9)
+    figure = new_figure(9.0, 3.1 * rows + 0.9)
     axes = figure.subplots(rows, columns, squeeze=False)
     for ax, (title, labels) in zip(
         axes.flat,
@@ -92,7 +92,7 @@ def draw_labels(task: SyntheticTask, maps: Maps, accuracies: Mapping[str, float]
         _rings(ax)
     figure.suptitle(f"{task.title}: labels given, and predicted (accuracy on clean test labels)", fontsize=14)
     _legend(figure, task, rings=True)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 # --- pieces ---------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def _greys() -> Any:
     return ListedColormap(colormaps["Greys"](np.linspace(0, 0.8, 256)))
 
 
-def _figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Any:
     """Without pyplot: its state belongs to the caller's session."""
     try:
         from matplotlib.figure import Figure
@@ -167,5 +167,6 @@ def _figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
+    """As a PNG file, whole or not at all."""
     write_atomically(path, lambda file: figure.savefig(file, dpi=110, format="png"))

@@ -82,7 +82,7 @@ class FabricGradients(Gradients):
 
     def mean_total(self, place: Place) -> Tensor:
         """``place.total``, the mean over processes."""
-        total = torch.as_tensor(place.total, dtype=torch.float64, device=self.device)
+        total = torch.as_tensor(place.total, device=self.device)
         if self.fabric.world_size > 1:
             total = self.fabric.all_reduce(total.clone(), reduce_op="sum") / self.fabric.world_size
         return total

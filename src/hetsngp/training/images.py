@@ -15,6 +15,7 @@ from hetsngp.conversion import convert
 from hetsngp.data.device_loader import Augmentation, DeviceLoader
 from hetsngp.data.images import ImageArrays
 from hetsngp.data.sources import has_test, open_images
+from hetsngp.evaluation.curves import draw_curves
 from hetsngp.metrics import accuracy, ece, nll
 from hetsngp.model import Classifier
 from hetsngp.nn.backbones import WideResNet
@@ -61,7 +62,7 @@ class ImageTask:
 def train_images(
     task: ImageTask, plan: Plan, engine: Engine, keep: Keep, *, show: bool | None = None
 ) -> dict[str, Any]:
-    """Train, and write ``model/`` and ``summary.json`` into ``keep.folder``; the summary is returned.
+    """Train; ``model/``, ``summary.json`` and ``curves.png`` go to ``keep.folder``; returns the summary.
 
     The same call goes on where an earlier one was interrupted. The held-out images stop the training,
     where the plan has patience, and calibrate; the test images, if there are any, are only measured.
@@ -98,6 +99,7 @@ def train_images(
     if engine.is_main:
         text = json.dumps(summary, indent=2) + "\n"
         replace_file(keep.folder / SUMMARY, lambda file: file.write_text(text, encoding="utf-8"))
+        draw_curves(trained.rows, trained.best, keep.folder / "curves.png")
     return summary
 
 

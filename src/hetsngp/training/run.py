@@ -89,12 +89,12 @@ class Run:
             with self.logs:
                 results = self._epochs()
                 self.history = watch(self.best, results, schedule, patience, self._tell, history=self.history)
+            if self.gradients.average is not None and self.best.epoch == 0:
+                self.gradients.average.apply()
+            self.finished = True
+            self._save()
         except FloatingPointError as error:
             raise FloatingPointError(f"{error}{self._way_back()}") from None
-        if self.gradients.average is not None and self.best.epoch == 0:
-            self.gradients.average.apply()
-        self.finished = True
-        self._save()
 
     def _way_back(self) -> str:
         if self.keep is None or not has_state(self.keep.folder / CHECKPOINT):
