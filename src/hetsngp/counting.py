@@ -58,9 +58,14 @@ def class_counts(loader: Iterable[Any], num_classes: int) -> Tensor | None:
     return counts if counts.any() else None
 
 
+def is_device_loader(loader: Any) -> bool:
+    """A :class:`hetsngp.data.device_loader.DeviceLoader`, which stands in a room above, by what it can do."""
+    return hasattr(loader, "start_at")
+
+
 def _all_at_once(loader: Any) -> list[Any] | None:
     """All examples in one batch, where they lie in memory; else None."""
-    if hasattr(loader, "start_at"):  # a DeviceLoader may leave out some in an epoch, others in the next
+    if is_device_loader(loader):  # which may leave out some in an epoch, others in the next
         return [(loader.dataset.images, loader.dataset.labels)]
     return [loader.dataset.tensors] if _goes_through_all(loader) else None
 

@@ -19,6 +19,7 @@ from hetsngp.calibration import (
     held_out_fisher,
     posterior_of,
 )
+from hetsngp.counting import is_device_loader
 from hetsngp.ensemble import Ensemble
 from hetsngp.model import Classifier, evaluating, to_device
 from hetsngp.nn.statistics import Statistics
@@ -173,7 +174,7 @@ def refuse_training_data(loader: Any, calibration: Any) -> None:
         part.dataset
         for part in (loader, calibration)
         if (isinstance(part, DataLoader) and isinstance(part.sampler, RandomSampler | SequentialSampler))
-        or hasattr(part, "start_at")  # a DeviceLoader
+        or is_device_loader(part)
     ]
     if calibration is loader or (len(whole) == 2 and whole[0] is whole[1]):
         raise ValueError(

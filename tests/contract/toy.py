@@ -59,6 +59,21 @@ def loader(x: Tensor, y: Tensor, batch_size: int = 12) -> DataLoader[Any]:
     return DataLoader(TensorDataset(x, y), batch_size=batch_size)
 
 
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """All tensors of a model as they are now."""
+    return {name: t.detach().clone() for name, t in model.state_dict().items()}
+
+
+def same_weights(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(t, b[name]) for name, t in a.items())
+
+
+def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    """:func:`same_weights`, with the names of those that differ."""
+    assert a.keys() == b.keys()
+    assert [name for name, t in a.items() if not torch.equal(t, b[name])] == []
+
+
 def labels_for(y: Tensor, classes: int, options: dict[str, Any]) -> Tensor:
     """The labels as the link wants them."""
     return torch.nn.functional.one_hot(y, classes).float() if options.get("link") == "sigmoid" else y

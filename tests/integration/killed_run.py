@@ -117,11 +117,6 @@ def without_times(file: Path) -> list[dict[str, str]]:
         return [{k: v for k, v in row.items() if k not in TIMES} for row in csv.DictReader(handle)]
 
 
-def assert_same(model: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    assert model.keys() == other.keys()
-    assert [name for name, t in model.items() if not torch.equal(t, other[name])] == []
-
-
 def only_fabric() -> None:
     """Leave out lightning's other half, torchmetrics and what these import: half the time of a start."""
     spec = importlib.util.find_spec("lightning")

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.contract.toy import assert_same
 from tests.integration import killed_run
-from tests.integration.killed_run import assert_same, found, without_times
+from tests.integration.killed_run import found, without_times
 
 import hetsngp
 from hetsngp.training.checkpoint import read_state

@@ -15,8 +15,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.contract import toy
+from tests.contract.toy import assert_same
 from tests.integration import killed_run
-from tests.integration.killed_run import assert_same, build, found, rows_of, without_times
+from tests.integration.killed_run import build, found, rows_of, without_times
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler, default_collate
 

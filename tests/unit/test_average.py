@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.contract import toy
+from tests.contract.toy import same_weights, weights
 from torch import Tensor, nn
 
 from hetsngp.nn.spectral import BoundedLinear
@@ -49,14 +50,6 @@ def assert_close(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
             )
         else:
             assert torch.equal(value, want[name]), name
-
-
-def weights(model: nn.Module) -> dict[str, Tensor]:
-    return {name: t.detach().clone() for name, t in model.state_dict().items()}
-
-
-def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(t, b[name]) for name, t in a.items())
 
 
 class Mixed(nn.Module):
@@ -142,7 +135,7 @@ def test_the_average_is_its_own(generator: torch.Generator) -> None:
     with torch.no_grad():
         for tensor in model.state_dict().values():
             tensor.zero_()
-    assert same_bits(average.state, before)
+    assert same_weights(average.state, before)
 
 
 def test_applied_gives_back_the_bits(generator: torch.Generator) -> None:
@@ -154,17 +147,17 @@ def test_applied_gives_back_the_bits(generator: torch.Generator) -> None:
     own, addresses = weights(model), [t.data_ptr() for t in model.state_dict().values()]
     mean = {name: t.clone() for name, t in average.state.items()}
     with average.applied():
-        assert same_bits(weights(model), mean)
+        assert same_weights(weights(model), mean)
         assert not torch.equal(model.wide, own["wide"])
         model.eval()
         model.norm(torch.zeros(2, 3))
-    assert same_bits(weights(model), own)
+    assert same_weights(weights(model), own)
     with pytest.raises(RuntimeError, match="inside"), average.applied():
         raise RuntimeError("inside")
-    assert same_bits(weights(model), own)
-    assert same_bits(average.state, mean)
+    assert same_weights(weights(model), own)
+    assert same_weights(average.state, mean)
     average.apply()
-    assert same_bits(weights(model), mean)
+    assert same_weights(weights(model), mean)
     assert [t.data_ptr() for t in model.state_dict().values()] == addresses  # an optimiser has them, too
 
 
@@ -180,7 +173,7 @@ def test_it_goes_on_where_it_was(generator: torch.Generator) -> None:
         elif step > 3:
             part.update()
     assert part.steps == whole.steps == 8
-    assert same_bits(part.state, whole.state)
+    assert same_weights(part.state, whole.state)
 
 
 # --- in a run -------------------------------------------------------------------------------------------

@@ -216,6 +216,24 @@ def test_train_makes_a_model_and_goes_on(pictures: Path, tmp_path: Path) -> None
     assert other.exit_code == 2
     assert "another plan" in other.output
     assert "lr 0.1, now 0.01" in other.output
+    for option, value in (("--held-out", "0.3"), ("--batch-size", "20"), ("--method", "sngp")):
+        other = train(pictures, "--out", out, *settings, option, value, "--changed")
+        assert other.exit_code == 2
+        assert "holds a run on other data" in other.output
+
+
+@pytest.mark.slow
+def test_train_starts_its_own_processes(pictures: Path, tmp_path: Path) -> None:
+    """Each runs the same command; one of them prints and writes."""
+    command = [sys.executable, "-m", "hetsngp", "train", str(pictures), "--out", str(tmp_path / "run")]
+    command += ["--network", "wrn-10-1", "--batch-size", "30", "--epochs", "1", "--accelerator", "cpu"]
+    env = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
+    command += ["--devices", "2", "--strategy", "ddp"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("test: accuracy") == 1
+    assert "All distributed processes registered. Starting with 2 processes" in done.stderr
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["test"]["examples"] == 31
 
 
 @pytest.mark.parametrize(

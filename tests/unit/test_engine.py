@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from tests.contract import toy
+from tests.contract.toy import weights
 from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
@@ -54,10 +55,6 @@ def seed(value: int = 0) -> torch.Generator:
 @pytest.fixture(scope="module")
 def engine() -> Engine:
     return Engine(CPU)
-
-
-def weights(model: nn.Module) -> dict[str, Tensor]:
-    return {name: t.detach().clone() for name, t in model.state_dict().items()}
 
 
 def different(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
@@ -797,3 +794,19 @@ def test_a_stream_can_be_trained_on_where_the_rate_stands_still(engine: Engine) 
     refused(
         engine, Endless(), TypeError, "give a loader of known length", plan=Plan(Schedule(2, smooth=True))
     )
+
+
+def test_the_posterior_sees_images_as_they_are(engine: Engine) -> None:
+    """Each once, whatever the loader does to them, and leaves out, in training."""
+    loader = image_loader()
+    assert loader.drop_last
+    assert loader.augment is not None
+    model = on_images("sngp")
+    engine.train(model, loader, Plan(Schedule(1)))
+    twin = copy.deepcopy(model)
+    plain = DeviceLoader(loader.dataset, 5, mean=loader.mean, std=loader.std)
+    assert engine.fit_posterior(model, loader).count == len(loader.dataset)
+    hetsngp.fit_posterior(twin, plain)
+    x, _ = next(iter(plain))
+    expected = twin.predict(x).latent_variance  # not eigenvectors, whose signs are anybody's
+    torch.testing.assert_close(model.predict(x).latent_variance, expected, rtol=1e-3, atol=1e-5)

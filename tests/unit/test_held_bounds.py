@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from tests.contract.toy import assert_same, weights
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
@@ -135,16 +136,6 @@ def trained(bound: float = 0.1, steps: int = 3, held: bool = True) -> nn.Sequent
     return model
 
 
-def snapshot(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
-    assert left.keys() == right.keys()
-    for name, value in left.items():
-        assert torch.equal(value, right[name]), name
-
-
 # G and ⟨W, G⟩
 
 
@@ -252,7 +243,7 @@ def test_refreshed_at_each_step_it_trains_as_if_not_held() -> None:
     """From a fresh network, through a change of the image size."""
     model = network().double()
     bound_spectrally(model, 0.2)
-    other, start = copy.deepcopy(model), snapshot(model)
+    other, start = copy.deepcopy(model), weights(model)
     hold_bounds(model)
     for i in range(24):
         x = images(i, size=8 if i < 12 else 11, dtype=torch.float64)
@@ -278,7 +269,7 @@ def largest_norm_in_training(
     for i in range(steps):
         if every is not None and i % every == 0:
             refresh_bounds(model, iterations)
-        before = snapshot(model)
+        before = weights(model)
         step(model, images(i % 3), lr)
         if i % 3 == 0:  # at all distances from a refresh, in turn
             for k, size in SIZES.items():
@@ -303,7 +294,7 @@ def test_a_pass_writes_sigma_only_and_a_refresh_keeps_addresses() -> None:
     model = trained()
     layer = model[0]
     buffers = ("spectral_sigma", "spectral_v", "spectral_direction")
-    before, tensors = snapshot(model), [getattr(layer, name) for name in buffers]
+    before, tensors = weights(model), [getattr(layer, name) for name in buffers]
     places = [t.data_ptr() for t in tensors]
     with torch.no_grad():
         layer.weight *= 1.01
@@ -337,7 +328,7 @@ def test_first_passes_measure_as_ever(keep: bool) -> None:
     assert not model[0].spectral_direction.any()
     for size in (8, 11):
         torch.testing.assert_close(model(images(size=size)), other(images(size=size)))
-        held = {k: t for k, t in snapshot(model).items() if not k.endswith("direction")}
+        held = {k: t for k, t in weights(model).items() if not k.endswith("direction")}
         for name, value in other.state_dict().items():
             torch.testing.assert_close(held[name], value)
     assert (float(model[0].spectral_bound) > 0.5) == keep
@@ -408,27 +399,27 @@ def test_a_measured_layer_has_its_direction_when_it_is_held() -> None:
 
 def test_holding_and_releasing_change_nothing() -> None:
     model, x = trained(held=False), images()
-    other, expected, before = copy.deepcopy(model), copy.deepcopy(model).eval()(x), snapshot(model)
+    other, expected, before = copy.deepcopy(model), copy.deepcopy(model).eval()(x), weights(model)
     hold_bounds(model)
     assert torch.equal(model.eval()(x), expected)
     release_bounds(model)
     assert torch.equal(model(x), expected)
-    assert_same(snapshot(model), before)
+    assert_same(weights(model), before)
     for each in (model.train(), other):
         step(each, x)
-    assert_same(snapshot(model), snapshot(other))
+    assert_same(weights(model), weights(other))
 
 
 def test_evaluation_takes_the_sigma_of_the_last_pass_and_writes_nothing() -> None:
     model, x = trained(), images()
     model(x)
-    before = snapshot(model)
+    before = weights(model)
     first = model.eval()(x)
     sigma = held_norm(model[0].weight, model[0].spectral_direction).detach()
     assert torch.equal(model[0].spectral_sigma, sigma)
     assert torch.equal(model[0].bounded_weight(), model[0].weight * (model[0].spectral_bound / sigma))
     assert torch.equal(model(x), first)
-    assert_same(snapshot(model), before)
+    assert_same(weights(model), before)
     release_bounds(model)
     assert torch.equal(model(x), first)
 
@@ -503,7 +494,7 @@ def test_autocast_measures_in_float32(kind: Any, sizes: Any, options: Any, spati
     refresh_bounds(other)
     other(x)
     assert out.dtype == torch.bfloat16
-    assert_same(snapshot(layer), snapshot(other))
+    assert_same(weights(layer), weights(other))
     out.float().sum().backward()
     assert layer.weight.grad.dtype == torch.float32
 
@@ -570,14 +561,14 @@ def test_a_copy_resumes_to_the_bit(duplicate: Callable[[nn.Module], nn.Module], 
     """Between two refreshes, where G is older than the weights; and before there is any G."""
     model = trained(steps=steps)
     other = duplicate(model)
-    assert_same(snapshot(model), snapshot(other))
+    assert_same(weights(model), weights(other))
     for seed in (7, 8, 9):
         if seed == 9:
             refresh_bounds(model)
             refresh_bounds(other)
         for each in (model, other):
             step(each, images(seed))
-    assert_same(snapshot(model), snapshot(other))
+    assert_same(weights(model), weights(other))
     step(model, images())
     refresh_bounds(model)
     assert not torch.equal(model[0].spectral_direction, other[0].spectral_direction)  # nothing is shared
@@ -590,7 +581,7 @@ def test_a_state_without_directions_loads_as_if_held_after() -> None:
     bound_spectrally(after, 123.0)
     after.load_state_dict(plain.state_dict())
     hold_bounds(after)
-    assert_same(snapshot(model), snapshot(after))
+    assert_same(weights(model), weights(after))
     empty = network()
     bound_spectrally(empty, 0.1)
     model.load_state_dict(empty.state_dict())  # from before any measurement

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.contract import toy
+from tests.contract.toy import same_weights, weights
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
@@ -180,14 +181,6 @@ def test_patience_needs_something_to_watch() -> None:
 # --- stopping after a given epoch -----------------------------------------------------------------------
 
 
-def weights(model: Any) -> dict[str, Tensor]:
-    return {name: t.clone() for name, t in model.state_dict().items()}
-
-
-def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(t, b[name]) for name, t in a.items())
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_to_stop_after_an_epoch_is_to_leave_there(method: str) -> None:
     """The cosine is that of all epochs: those before are the same, to the last bit."""
@@ -200,13 +193,13 @@ def test_to_stop_after_an_epoch_is_to_leave_there(method: str) -> None:
         part = toy.build(method)
         got = train(part, batches(*TRAIN), generator=seed(), stop_after=last, **options)
         done = min(last, EPOCHS)
-        assert same_bits(weights(part), states[done - 1])
+        assert same_weights(weights(part), states[done - 1])
         assert [(r.epoch, r.loss) for r in got] == [(r.epoch, r.loss) for r in history[:done]]
         assert {r.epochs for r in got} == {done}
         assert not part.training
     short = toy.build(method)
     train(short, batches(*TRAIN), generator=seed(), **{**options, "epochs": 3})
-    assert not same_bits(weights(short), states[2])  # its rate is zero by then
+    assert not same_weights(weights(short), states[2])  # its rate is zero by then
 
 
 def test_the_best_of_the_epochs_that_were_run_is_kept() -> None:
@@ -223,7 +216,7 @@ def test_the_best_of_the_epochs_that_were_run_is_kept() -> None:
     values = [r.held_out for r in history]
     assert len(values) == 6
     assert (best := values.index(min(values))) < 5
-    assert same_bits(weights(model), states[best])
+    assert same_weights(weights(model), states[best])
 
 
 @pytest.mark.parametrize(
@@ -244,7 +237,7 @@ def test_bad_schedules_are_refused(options: dict[str, Any], words: str) -> None:
         Schedule(**{"epochs": 3, **options})
     with pytest.raises(ValueError, match=words):
         train(model, batches(*TRAIN), **{"epochs": 3, **options})
-    assert same_bits(weights(model), before)
+    assert same_weights(weights(model), before)
 
 
 # --- folds ----------------------------------------------------------------------------------------------
@@ -283,7 +276,7 @@ def test_one_fold_is_training_with_validation(method: str, patience: int | None)
     training, held_out = FOLDS[0]
     expected = follow(two, training, schedule, generator=seed(), validation=held_out, patience=patience)
     assert history == seen == expected
-    assert same_bits(weights(one), weights(two))
+    assert same_weights(weights(one), weights(two))
     assert not one.training
 
 
@@ -319,7 +312,7 @@ def test_folds_end_at_the_epoch_that_is_best_for_all_they_hold_out(method: str, 
     assert 0 < best < EPOCHS - 1  # so that there was something to go back to
     assert {nll.index(min(nll)) for nll in sums} != {best}  # one fold by itself would have chosen otherwise
     for model, mine in zip(models, states, strict=True):
-        assert same_bits(weights(model), mine[best])
+        assert same_weights(weights(model), mine[best])
         assert not model.training
 
 
@@ -341,7 +334,7 @@ def test_patience_stops_all_folds_together(patience: int) -> None:
     until = fold_models("hetsngp")
     run_folds(until, Schedule(25, 0.02, stop_after=best + 1))
     for model, twin in zip(models, until, strict=True):
-        assert same_bits(weights(model), weights(twin))
+        assert same_weights(weights(model), weights(twin))
 
 
 def test_folds_have_as_many_of_everything() -> None:

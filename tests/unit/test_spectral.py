@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.contract.toy import assert_same, weights
 from torch import Tensor, nn
 
 from hetsngp.functional.spectral import conv_norm, linear_norm, soft_bound, start_vector
@@ -70,16 +71,6 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tenso
     loss.backward()
     optimizer.step()
     return loss.detach()
-
-
-def snapshot(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
-    assert left.keys() == right.keys()
-    for name, value in left.items():
-        assert torch.equal(value, right[name]), name
 
 
 # The norms
@@ -339,7 +330,7 @@ def test_same_vectors_whatever_the_global_seed() -> None:
     assert torch.equal(state, torch.get_rng_state())
     torch.manual_seed(123)
     other(x)
-    assert_same(snapshot(layer), snapshot(other))
+    assert_same(weights(layer), weights(other))
 
 
 # Precision
@@ -354,7 +345,7 @@ def test_autocast_measures_in_float32(make: Any, shape: Any, spatial: Any, kind:
         out = layer(x)
     other(x)
     assert out.dtype == torch.bfloat16
-    assert_same(snapshot(layer), snapshot(other))
+    assert_same(weights(layer), weights(other))
     out.float().sum().backward()
     assert layer.weight.grad.dtype == torch.float32
 
@@ -365,7 +356,7 @@ def test_other_dtypes(make: Any, shape: Any, spatial: Any, kind: Any, dtype: tor
     layer = make()
     bound_layer(layer, 0.3)
     layer(torch.randn(shape))
-    before = snapshot(layer)
+    before = weights(layer)
     layer.to(dtype)
     out = layer(torch.randn(shape, dtype=dtype))
     out.sum().backward()
@@ -438,11 +429,11 @@ def test_hooks_identity_ties_and_optimisers_survive() -> None:
 def test_eval_writes_nothing_and_repeats_to_the_bit() -> None:
     model, x = trained(), images()
     model.eval()
-    before = snapshot(model)
+    before = weights(model)
     first = model(x)
     model(torch.randn(2, 2, 8, 8))
     assert torch.equal(model(x), first)
-    assert_same(snapshot(model), before)
+    assert_same(weights(model), before)
 
 
 def test_training_without_gradients_still_measures() -> None:
@@ -488,7 +479,7 @@ def test_a_copy_predicts_and_resumes_exactly(duplicate: Callable[[nn.Module], nn
     assert torch.equal(model.eval()(x), other.eval()(x))
     for each in (model, other):
         step(each.train(), torch.optim.SGD(each.parameters(), lr=0.1), x)
-    assert_same(snapshot(model), snapshot(other))
+    assert_same(weights(model), weights(other))
     step(model, torch.optim.SGD(model.parameters(), lr=0.1), x)
     assert not torch.equal(model[0].spectral_v, other[0].spectral_v)  # no storage is shared
 
@@ -569,7 +560,7 @@ def test_compiled_training_and_evaluation_match_eager(backend: str, steps_before
 def test_after_the_first_pass_training_compiles_to_one_graph() -> None:
     torch._dynamo.reset()
     model = trained()
-    before = snapshot(model)
+    before = weights(model)
     torch.compile(model, backend="eager", fullgraph=True)(images())
     assert not torch.equal(model[0].spectral_v, before["0.spectral_v"])
     torch._dynamo.reset()

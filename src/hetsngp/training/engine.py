@@ -13,7 +13,7 @@ import torch
 
 from hetsngp.artifact import save
 from hetsngp.calibration import TOLERANCE
-from hetsngp.counting import tell_counts
+from hetsngp.counting import is_device_loader, tell_counts
 from hetsngp.ensemble import Ensemble
 from hetsngp.functional.points import PartGenerator
 from hetsngp.model import Classifier, evaluating, to_device
@@ -158,7 +158,7 @@ class Engine:
         watched = held_out
         if held_out is not None and not sharded:
             watched = share_of(held_out, fabric)
-        elif hasattr(held_out, "start_at"):
+        elif is_device_loader(held_out):
             watched = held_out.to(self.device)  # type: ignore[union-attr]
         show = at_a_terminal() if show is None else show
         return Run(fabric, gradients, Data(feed, watched, not sharded, about), plan, keep, show), whole_model
@@ -187,9 +187,9 @@ class Engine:
         as it is, however it augments; a DataLoader that augments should be replaced by one that does not.
         """
         refuse_training_data(loader, calibration)
-        if hasattr(loader, "clean"):
-            loader = loader.clean()
-        if hasattr(calibration, "start_at"):
+        if is_device_loader(loader):
+            loader = loader.clean()  # type: ignore[attr-defined]
+        if is_device_loader(calibration):
             calibration = calibration.to(self.device)  # type: ignore[union-attr]
         model.to(self.device)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, SubsetRandomSampler
 
+from hetsngp.counting import is_device_loader
 from hetsngp.model import Classifier
 from hetsngp.training.randomness import loader_generators, rng_state, set_rng_state
 from hetsngp.validation import (
@@ -39,7 +40,7 @@ class Feed:
         seed: int = 0,
     ) -> None:
         self.device, self.model = fabric.device, model
-        self.ours = hasattr(loader, "start_at")
+        self.ours = is_device_loader(loader)
         if self.ours:
             data: Any = loader.dataset  # type: ignore[attr-defined]
             if data.num_classes > model.num_classes:
@@ -163,7 +164,7 @@ def share_of(loader: Any, fabric: Any) -> Any:
         count is not None and count < world
     ):  # in all processes alike: one alone would leave the others waiting
         raise ValueError(f"{count} examples cannot be shared by {world} processes: use fewer")
-    if hasattr(loader, "start_at"):
+    if is_device_loader(loader):
         loader = loader.to(fabric.device).shard(rank, world)
     elif world > 1:
         loader = _strided(loader, rank, world)
