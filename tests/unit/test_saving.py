@@ -108,7 +108,10 @@ def test_the_best_of_a_run_that_never_was_is_not_ours(engine: Engine, tmp_path: 
     stale = {name: torch.zeros_like(t) for name, t in toy.build("hetsngp").state_dict().items()}
     for epoch in range(1, 4):
         write_state(tmp_path / f"best-{epoch:05d}", {"model": stale})
-    begin(engine, tmp_path, at=9)
+    dying = DiesAt(6, TensorDataset(X, Y), 6, shuffle=True)
+    ends = Keep(tmp_path, seconds=1e-9, tensorboard=False)  # a checkpoint at the end of each epoch
+    with pytest.raises(Died):
+        engine.train(toy.build("hetsngp"), dying, PLAN, held_out=HELD_OUT, keep=ends)
     [best] = tmp_path.glob("best-*")
     state = read_state(best)["model"]
     assert any(bool(state[name].any()) for name in dict(toy.build("hetsngp").named_parameters()))
@@ -148,8 +151,10 @@ def test_rows_of_ten_thousand_epochs(tmp_path: Path) -> None:
 
 
 def test_an_infinite_loss_stops(engine: Engine) -> None:
-    huge = [(torch.full((4, 2), 3e38), torch.arange(4) % 3)]
-    with pytest.raises(FloatingPointError, match=r"lower lr .*no checkpoint was made before"):
+    huge = [(X[:4], Y[:4], torch.full((4,), 3e38))]  # finite weights, and more than a float32 holds
+    with pytest.raises(
+        FloatingPointError, match=r"loss is infinite in epoch 1: lower lr .*no checkpoint was made before"
+    ):
         engine.train(toy.build("deterministic"), huge, PLAN)
 
 
