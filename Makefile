@@ -1,7 +1,7 @@
 # `make demo` and `make test` work on a fresh clone: they set up .venv first, once.
 
 PYTHON ?= python3
-EXTRAS ?= dev,cli,sklearn,vision,text,weights,train
+EXTRAS ?= dev,cli,sklearn,vision,tables,text,weights,train
 PYTEST_ARGS ?=
 
 BIN := .venv/bin

@@ -19,7 +19,7 @@ from hetsngp.data import cifar
 from hetsngp.data.arrays import load_npz
 from hetsngp.data.cifar import CIFAR, load_cifar
 from hetsngp.data.folders import IMAGENET_MEAN, IMAGENET_STD, folder_loader, load_folder
-from hetsngp.data.images import ImageArrays
+from hetsngp.data.images import ImageArrays, stratified
 from hetsngp.data.sources import open_images
 
 Image = pytest.importorskip("PIL.Image")
@@ -91,6 +91,18 @@ def test_shares_are_rounded_by_largest_remainder(
     data = labelled([label for label, size in enumerate(sizes) for _ in range(size)], len(sizes))
     held = [data.split(count, seed=seed)[1].labels for seed in range(40)]
     assert {tuple(torch.bincount(y, minlength=len(sizes)).tolist()) for y in held} == expected
+
+
+def test_a_split_takes_what_was_chosen() -> None:
+    data = labelled(torch.randint(4, (50,), generator=torch.Generator().manual_seed(0)).tolist(), 5)
+    for held_out in (7, 0.4):
+        for seed in range(3):
+            chosen = stratified(data.labels, 5, held_out, seed)
+            assert sorted(torch.cat(chosen).tolist()) == list(range(50))
+            for rows, part in zip(chosen, data.split(held_out, seed), strict=True):
+                assert rows.tolist() == sorted(rows.tolist())
+                assert torch.equal(part.images, data.images[rows])
+                assert torch.equal(part.labels, data.labels[rows])
 
 
 IMAGES, LABELS = torch.zeros(2, 3, 4, 4).byte(), torch.tensor([0, 1])
@@ -472,7 +484,7 @@ def test_folders_that_are_none_or_too_much_are_refused(tmp_path: Path) -> None:
 def test_real_scenes(data_root: Path) -> None:
     if not (data_root / "scenes").is_dir():
         pytest.skip("no scenes in HETSNGP_DATA")
-    data = open_images("scenes", "train", size=16, root=data_root)
+    data = open_images("scenes", "test", size=16, root=data_root)
     assert len(data) == 1016
     assert data.class_names == ("airport", "auditorium", "campus", "football_field", "kitchen")
 
@@ -566,7 +578,7 @@ def test_open_images_takes_the_split_of_a_folder(held_out: str, tmp_path: Path) 
 
 def test_open_images_says_what_it_understands(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"cifar10, cifar100.*npz.*folder"):
-        open_images("imagenet", "train", root=tmp_path)
+        open_images("imagenette", "train", root=tmp_path)
     with pytest.raises(ValueError, match="did you mean 'train'"):
         open_images("cifar10", "training", root=tmp_path)
 
@@ -577,8 +589,8 @@ def test_open_images_says_what_it_understands(tmp_path: Path) -> None:
 def test_extras_are_imported_when_needed() -> None:
     source = Path(__file__).parents[2] / "src"
     code = (
-        "import sys, hetsngp.data.sources, hetsngp.data.device_loader; "
-        "print({'PIL', 'torchvision'} & set(sys.modules))"
+        "import sys, hetsngp.data.sources, hetsngp.data.device_loader, hetsngp.data.tables; "
+        "print({'PIL', 'torchvision', 'timm', 'scipy', 'pandas', 'pyarrow'} & set(sys.modules))"
     )
     environment = {**os.environ, "PYTHONPATH": str(source)}
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
@@ -587,7 +599,8 @@ def test_extras_are_imported_when_needed() -> None:
 
 def test_missing_extras_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_folder(tmp_path)
-    monkeypatch.setitem(sys.modules, "torchvision", None)
+    for module in ("torchvision", "torchvision.transforms"):
+        monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=r"hetsngp\[vision\]"):
         folder_loader(tmp_path, 8, 2, train=True)
     monkeypatch.setitem(sys.modules, "PIL", None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import os
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +18,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from hetsngp.data.folders import pillow
+from hetsngp.data.decoding import pillow
 from hetsngp.data.images import ImageArrays
+from hetsngp.data.roots import DataSet, data_root, missing
 from hetsngp.validation import check_choice
 
 SIDE = 32
@@ -28,7 +28,6 @@ PIXELS = 3 * SIDE * SIDE
 SIZES = {"train": 50_000, "test": 10_000}
 ROWS_OF_A_STRIP = 500
 """Of CIFAR-10, whose strips are not by class."""
-ENVIRONMENT = "HETSNGP_DATA"
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def load_cifar(name: str, split: str, root: str | Path | None = None) -> ImageAr
     """
     layout = CIFAR[check_choice("name", name, CIFAR)]
     check_choice("split", split, SIZES)
-    base = _root(root)
+    base = data_root(root)
     readers: list[tuple[Path, Callable[[Path, str, _Layout], Arrays]]] = [(base / name, _read_strips)]
     for folder in (base, base / name):
         readers += [(folder / layout.python, _read_python), (folder / layout.binary, _read_binary)]
@@ -94,11 +93,8 @@ def load_cifar(name: str, split: str, root: str | Path | None = None) -> ImageAr
             pixels, labels, names = read(folder, split, layout)
             break
     else:
-        places = "".join(f"\n  {folder}" for folder, _ in readers)
-        raise FileNotFoundError(
-            f"no {name} in any of{places}\n(the first one with index.csv.gz and WebP strips): get it with "
-            f"torchvision.datasets.{layout.title}({str(base)!r}, download=True)"
-        )
+        get = f"{_command(layout, repr(str(base)))}; the first folder is for WebP strips with index.csv.gz"
+        raise missing(name, [folder for folder, _ in readers], get)
     if len(labels) != SIZES[split]:
         raise ValueError(
             f"{folder} has {len(labels)} images of the split {split!r} where {SIZES[split]} were expected: "
@@ -107,18 +103,12 @@ def load_cifar(name: str, split: str, root: str | Path | None = None) -> ImageAr
     return ImageArrays(torch.from_numpy(pixels), torch.from_numpy(labels), tuple(names))
 
 
-def _root(root: str | Path | None) -> Path:
-    value = os.environ.get(ENVIRONMENT) if root is None else root
-    if not value:
-        raise ValueError(
-            f"where is the data? give root, or set the environment variable {ENVIRONMENT} to the "
-            "folder of data sets"
-        )
-    return Path(value).expanduser()
+def _command(layout: _Layout, root: str = "root") -> str:
+    return f"torchvision.datasets.{layout.title}({root}, download=True)"
 
 
 def _again(layout: _Layout) -> str:
-    return f"remove it and get it again, e.g. with torchvision.datasets.{layout.title}(root, download=True)"
+    return f"remove it and get it again, e.g. with {_command(layout)}"
 
 
 def _damaged(file: Path, why: object, layout: _Layout) -> ValueError:
@@ -247,3 +237,18 @@ def _strip(file: Path, layout: _Layout) -> np.ndarray:
         return np.ascontiguousarray(pixels.reshape(-1, SIDE, SIDE, 3).transpose(0, 3, 1, 2))
     except Exception as error:  # Pillow's readers raise nearly anything on damaged files
         raise _damaged(file, error, layout) from error
+
+
+# --- the registry's ---------------------------------------------------------------------------------------
+
+CIFAR_SETS = tuple(
+    DataSet(
+        name,
+        f"{title}: 50,000 images to train, 10,000 to test, 32 pixels, {classes} classes",
+        f"{CIFAR[name].python}/ or {CIFAR[name].binary}/, here or in {name}/; or {name}/ with WebP strips",
+        _command(CIFAR[name]),
+        tuple(SIZES),
+        lambda root, split, name=name: load_cifar(name, split, root),
+    )
+    for name, title, classes in (("cifar10", "CIFAR-10", 10), ("cifar100", "CIFAR-100", 100))
+)

@@ -67,20 +67,9 @@ class ImageArrays:
         return replace(self, images=self.images[rows], labels=self.labels[rows])
 
     def split(self, held_out: int | float, seed: int = 0) -> tuple[ImageArrays, ImageArrays]:
-        """(rest, held out): so many examples, or that fraction of them, of every class alike.
-
-        Both keep the order. A class's share is rounded by largest remainder, equal remainders by lot, so that
-        the sum is as asked; no class is held out whole as long as another can give an example instead.
-        """
-        count = _count(held_out, len(self))
-        generator = torch.Generator().manual_seed(seed)
-        labels = self.labels.cpu()
-        sizes = torch.bincount(labels, minlength=self.num_classes)
-        chosen = torch.zeros(len(self), dtype=torch.bool)
-        for label, share in enumerate(_shares(sizes, count, generator)):
-            rows = (labels == label).nonzero().flatten()
-            chosen[rows[torch.randperm(len(rows), generator=generator)[:share]]] = True
-        return self.take((~chosen).nonzero().flatten()), self.take(chosen.nonzero().flatten())
+        """(rest, held out): so many examples, or that fraction of them, by :func:`stratified`, in order."""
+        rest, chosen = stratified(self.labels, self.num_classes, held_out, seed)
+        return self.take(rest), self.take(chosen)
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation (over N·H·W, no Bessel) of each channel in [0, 1]: (C,), (C,) float64.
@@ -95,6 +84,29 @@ class ImageArrays:
         count = self.images.numel() // channels
         mean, square = sums.cpu() / count
         return mean / 255, (square - mean.square()).clamp(min=0).sqrt() / 255
+
+
+def stratified(
+    labels: Tensor, num_classes: int, held_out: int | float, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Indices (n,) of the rest and of the held out: so many, or that fraction, of every class alike.
+
+    ``labels``: (N,) int64 in 0 … K−1. Both are in increasing order, on the CPU. A class's share is rounded by
+    largest remainder, equal remainders by lot, so that the sum is as asked; no class is held out whole as
+    long as another can give an example instead.
+
+    >>> stratified(torch.tensor([1, 0, 0, 0, 0, 1]), 2, held_out=3, seed=0)
+    (tensor([0, 2, 3]), tensor([1, 4, 5]))
+    """
+    count = _count(held_out, len(labels))
+    generator = torch.Generator().manual_seed(seed)
+    labels = labels.cpu()
+    sizes = torch.bincount(labels, minlength=num_classes)
+    chosen = torch.zeros(len(labels), dtype=torch.bool)
+    for label, share in enumerate(_shares(sizes, count, generator)):
+        rows = (labels == label).nonzero().flatten()
+        chosen[rows[torch.randperm(len(rows), generator=generator)[:share]]] = True
+    return (~chosen).nonzero().flatten(), chosen.nonzero().flatten()
 
 
 def _check_images(images: Any) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from hetsngp.data.arrays import load_npz, npz_keys, read_array
-from hetsngp.data.cifar import CIFAR, load_cifar
+from hetsngp.data.files import ImageFiles
 from hetsngp.data.folders import class_names, load_folder
 from hetsngp.data.images import ImageArrays
+from hetsngp.data.registry import DATASETS, find, open_data
 from hetsngp.validation import check_choice
 
 SPLITS = ("train", "test")
@@ -17,41 +18,71 @@ HELD_OUT = ("test", "val")
 def open_images(
     spec: str, split: str, *, size: int | None = None, root: str | Path | None = None
 ) -> ImageArrays:
-    """The ``split`` "train" or "test" of ``spec``:
+    """The ``split`` "train" or "test" of ``spec``, in memory:
 
-    - ``cifar10``, ``cifar100``: see :func:`~hetsngp.data.cifar.load_cifar`;
+    - a name of :data:`~hetsngp.data.registry.DATASETS`, such as ``cifar100``, ``cifar10n:worse``, ``svhn``,
+      ``places365``; some have other splits too;
     - a .npz file with the arrays ``x_train``, ``y_train``, ``x_test``, ``y_test``, as Keras saves them;
     - a folder with the folders ``train`` and ``test`` (or ``val``), each with one folder for each class; a
-      folder of classes without those two is all training data. ``size`` in pixels is for folders only.
+      folder of classes without those two is all training data. One that is called as a data set is: ./svhn.
 
-    ``root`` is where data sets lie (None: the environment variable HETSNGP_DATA, for CIFAR); a path that is
-    not absolute is taken from ``root`` where one is given.
+    ``size`` in pixels is for image files: the short side becomes so long and the middle is kept. ``root`` is
+    where data sets lie (None: the environment variable HETSNGP_DATA, for names); a path that is not absolute
+    is taken from ``root`` where one is given.
     """
+    if _is_name(spec):
+        return _from_registry(spec, split, size, root)
     check_choice("split", split, SPLITS)
-    path = Path(spec) if root is None else Path(root) / spec
-    known = spec in CIFAR or path.suffix == ".npz"
-    if known and size is not None:
-        raise ValueError(f"size={size} is for folders of images, those of {spec} have a size: leave it out")
-    if spec in CIFAR:
-        return load_cifar(spec, split, root)
+    path = _path(spec, root)
     if path.suffix == ".npz":
+        if size is not None:
+            raise _has_a_size(spec, size)
         return _from_npz(path, split)
     if path.is_dir():
         return _from_folder(path, split, size)
     raise ValueError(
-        f"cannot open images {spec!r}: it is none of {', '.join(CIFAR)}, no .npz file with x_train, y_train, "
-        f"x_test, y_test, and {path} is no folder with train/ and test/"
+        f"cannot open images {spec!r}: it is none of {', '.join(DATASETS)}, no .npz file with x_train, "
+        f"y_train, x_test, y_test, and {path} is no folder with train/ and test/"
     )
 
 
 def has_test(spec: str, *, root: str | Path | None = None) -> bool:
     """Whether there are test images."""
-    path = Path(spec) if root is None else Path(root) / spec
-    if spec in CIFAR:
-        return True
+    if _is_name(spec):
+        return "test" in find(spec)[0].splits
+    path = _path(spec, root)
     if path.suffix == ".npz":
         return "x_test" in npz_keys(path)
     return any((path / name).is_dir() for name in HELD_OUT)
+
+
+def _is_name(spec: str) -> bool:
+    return spec.partition(":")[0] in DATASETS
+
+
+def _path(spec: str, root: str | Path | None) -> Path:
+    return Path(spec) if root is None else Path(root) / spec
+
+
+def _has_a_size(spec: str, size: int) -> ValueError:
+    return ValueError(f"size={size} is for image files, the images of {spec} have a size: leave it out")
+
+
+def _from_registry(spec: str, split: str, size: int | None, root: str | Path | None) -> ImageArrays:
+    found = open_data(spec, split, root)
+    if isinstance(found, ImageArrays):
+        if size is not None:
+            raise _has_a_size(spec, size)
+        return found
+    if not isinstance(found, ImageFiles):
+        raise ValueError(
+            f"{spec} is a {type(found).__name__}, not one set of images with a label each: open it with "
+            f"hetsngp.data.registry.open_data({spec!r}, {split!r})"
+        )
+    size = find(spec)[0].size if size is None else size
+    if size is None:
+        raise ValueError(f"the images of {spec} have many sizes: say what to make of them, e.g. size=224")
+    return found.load(size)
 
 
 def _from_npz(path: Path, split: str) -> ImageArrays:

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, SubsetRandomSampler
 
 from hetsngp.counting import is_device_loader
+from hetsngp.data.shards import ShardLoader
 from hetsngp.model import Classifier
 from hetsngp.training.randomness import loader_generators, rng_state, set_rng_state
 from hetsngp.validation import (
@@ -26,8 +27,9 @@ class Feed:
 
     A loader of ours (:class:`hetsngp.data.device_loader.DeviceLoader`) moves to the device, goes to any batch
     at once, and its batches are shared out. A DataLoader gets Fabric's sampler where there are several
-    processes; to go to a batch in the middle, those before it are loaded again, from the random numbers that
-    the epoch began with, and thrown away. Any other iterable is for one process.
+    processes, one over tar files (:class:`hetsngp.data.shards.ShardLoader`) shares out its images itself; to
+    go to a batch in the middle, those before it are loaded again, from the random numbers that the epoch
+    began with, and thrown away. Any other iterable is for one process. Whatever has ``set_epoch`` is told.
     """
 
     def __init__(
@@ -56,6 +58,13 @@ class Feed:
                 )
             loader = loader.to(fabric.device, channels_last)  # type: ignore[attr-defined]
             loader = loader.shard(fabric.global_rank, fabric.world_size)  # type: ignore[attr-defined]
+        elif isinstance(loader, ShardLoader):
+            if fabric.world_size > 1 and not loader.stream.train:
+                raise ValueError(
+                    f"{fabric.world_size} processes cannot train on a loader that is made to evaluate, whose "
+                    "parts are not of one size: images.loader(..., train=True)"
+                )
+            loader = loader.shard(fabric.global_rank, fabric.world_size)
         elif isinstance(loader, DataLoader) and fabric.world_size > 1:
             _check_shareable(loader)
             loader = fabric.setup_dataloaders(loader, move_to_device=False)
@@ -104,6 +113,8 @@ class Feed:
         inner = getattr(self.loader, "_dataloader", self.loader)
         if getattr(inner, "_iterator", None) is not None:
             inner._iterator = None
+        if hasattr(inner, "set_epoch"):  # ShardLoader's order and crops follow from it
+            inner.set_epoch(epoch - 1)
         batches = iter(self.loader)
         if sum(1 for _ in islice(batches, skip)) < skip:
             raise ValueError(
@@ -166,6 +177,8 @@ def share_of(loader: Any, fabric: Any) -> Any:
         raise ValueError(f"{count} examples cannot be shared by {world} processes: use fewer")
     if is_device_loader(loader):
         loader = loader.to(fabric.device).shard(rank, world)
+    elif isinstance(loader, ShardLoader):
+        loader = loader.shard(rank, world)
     elif world > 1:
         loader = _strided(loader, rank, world)
     return loader

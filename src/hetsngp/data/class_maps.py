@@ -1,0 +1,162 @@
+"""From the classes a model knows to those a data set has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hetsngp.validation import check_choice, eager
+
+NORMALISE = ("softmax", "sigmoid", "none")
+
+
+@dataclass(frozen=True, eq=False)
+class ClassMap:
+    """Class j of the data set is class ``index[j]`` of the model; −1: one that the model does not have.
+
+    ``index``: (K',) int64. ``class_names``: K' of them, those of the data set. ``num_inputs``: the K classes
+    of the model, where it is known; then probabilities of any other number of classes are refused.
+
+    >>> two_of_three = ClassMap(torch.tensor([2, -1, 0]), ("cat", "unicorn", "dog"), num_inputs=3)
+    >>> two_of_three.apply(torch.tensor([[0.2, 0.5, 0.3]]))
+    tensor([[0.6000, 0.0000, 0.4000]])
+    """
+
+    index: Tensor
+    class_names: tuple[str, ...]
+    num_inputs: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "class_names", tuple(map(str, self.class_names)))
+        index = self.index
+        if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.dim() != 1:
+            raise TypeError(
+                "index must be a tensor (K',) of int64: torch.tensor([…]), −1 for a missing class"
+            )
+        if len(index) != len(self.class_names):
+            raise ValueError(
+                f"index has {len(index)} entries and there are {len(self.class_names)} class_names: name "
+                "each class of the data set once"
+            )
+        kept = index[index >= 0]
+        if len(kept) == 0 or int(index.min()) < -1:
+            raise ValueError(
+                "index must hold class numbers of the model, at least one, and −1 for classes it does not "
+                f"have, got {_some(index)}"
+            )
+        if len(kept.unique()) < len(kept):
+            twice = kept[kept.bincount()[kept] > 1][0]
+            raise ValueError(
+                f"index has class {int(twice)} of the model more than once, so its probability would count "
+                "twice: give each class of the data set a class of its own, or −1"
+            )
+        if self.num_inputs is not None and int(index.max()) >= self.num_inputs:
+            raise ValueError(
+                f"index goes up to {int(index.max())}, but the model has num_inputs={self.num_inputs} "
+                f"classes: use class numbers 0 … {self.num_inputs - 1}"
+            )
+
+    @classmethod
+    def between(
+        cls, inputs: Iterable[str], outputs: Iterable[str], class_names: Iterable[str] | None = None
+    ) -> ClassMap:
+        """By names, such as WordNet's numbers: each of ``outputs`` is looked up among ``inputs``.
+
+        ``class_names``: other names for the outputs, to show to people.
+
+        >>> ClassMap.between(["a", "b", "c"], ["c", "d", "a"]).index
+        tensor([ 2, -1,  0])
+        """
+        inputs, outputs = list(inputs), list(outputs)
+        place = {name: number for number, name in enumerate(inputs)}
+        if len(place) < len(inputs):
+            raise ValueError("two classes of the model have the same name: give each a name of its own")
+        index = torch.tensor([place.get(name, -1) for name in outputs])
+        return cls(index, tuple(outputs if class_names is None else class_names), len(inputs))
+
+    @property
+    def num_classes(self) -> int:
+        """K', of the data set."""
+        return len(self.class_names)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Classes of the data set that the model does not have."""
+        return tuple((self.index < 0).nonzero().flatten().tolist())
+
+    def apply(self, probs: Tensor, *, normalise: str = "softmax") -> Tensor:
+        """(N, K) probabilities over the model's classes → (N, K') over those of the data set.
+
+        ``normalise`` says how a row is made to add up to one, if it is:
+
+        - "softmax": p_j / Σ p, which is the softmax of the kept logits alone;
+        - "sigmoid", for independent p: p_j/(1−p_j) / Σ p/(1−p), the probability of class j given that exactly
+          one of the kept ones is there; that, too, is the softmax of the kept logits;
+        - "none": the kept probabilities as they are, for data that are themselves multi-label.
+
+        A missing class has probability zero. The best class is the same one in all three. Where all kept
+        probabilities are zero (they were rounded to it) the kept classes are equally likely. Halves are
+        computed in float32.
+
+        >>> some = ClassMap(torch.tensor([0, 1]), ("cat", "dog"))
+        >>> p = torch.tensor([[0.8, 0.5, 0.9]])
+        >>> some.apply(p, normalise="sigmoid"), some.apply(p, normalise="none")
+        (tensor([[0.8000, 0.2000]]), tensor([[0.8000, 0.5000]]))
+        """
+        check_choice("normalise", normalise, NORMALISE)
+        self._check(probs)
+        index = self.index.to(probs.device)
+        known = index >= 0
+        wide = probs if probs.dtype in (torch.float32, torch.float64) else probs.float()
+        kept = wide[:, index.clamp(min=0)] * known
+        if normalise == "none":
+            return kept
+        if normalise == "sigmoid":
+            # At most 1 − ε: several classes that are all certain share the row instead of being ∞/∞.
+            below = kept.clamp(max=1 - torch.finfo(kept.dtype).eps)
+            kept = below / (1 - below)
+        total = kept.sum(1, keepdim=True)
+        even = known / known.sum()
+        return torch.where(total > 0, kept / torch.where(total > 0, total, 1), even.to(kept))
+
+    def compose(self, other: ClassMap) -> ClassMap:
+        """First this map, K → K', then ``other``, K' → K''.
+
+        >>> first = ClassMap(torch.tensor([4, -1, 2]), ("a", "b", "c"))
+        >>> first.compose(ClassMap(torch.tensor([2, 1]), ("c", "b"))).index
+        tensor([ 2, -1])
+        """
+        expected = other.num_inputs
+        if (expected is not None and expected != self.num_classes) or int(
+            other.index.max()
+        ) >= self.num_classes:
+            wanted = f"{expected}" if expected is not None else f"more than {int(other.index.max())}"
+            raise ValueError(
+                f"the second map takes {wanted} classes, the first gives {self.num_classes}: compose maps in "
+                "the order they are applied, first.compose(second)"
+            )
+        through = self.index[other.index.clamp(min=0)]
+        return ClassMap(torch.where(other.index >= 0, through, -1), other.class_names, self.num_inputs)
+
+    def _check(self, probs: Any) -> None:
+        if not isinstance(probs, Tensor) or not probs.is_floating_point() or probs.dim() != 2:
+            got = f"{probs.dtype} {tuple(probs.shape)}" if isinstance(probs, Tensor) else type(probs).__name__
+            raise TypeError(f"probs must be a tensor (N, K) of probabilities, got {got}")
+        columns, highest = probs.shape[1], int(self.index.max())
+        if columns != (columns if self.num_inputs is None else self.num_inputs) or columns <= highest:
+            wanted = f"at least {highest + 1}" if self.num_inputs is None else f"{self.num_inputs}"
+            raise ValueError(
+                f"probs have {columns} classes, this map is for a model with {wanted}: use the map made for "
+                "this model's classes, or none where they are those of the data set"
+            )
+        if eager(probs) and not bool(((probs >= 0) & (probs <= 1 + 1e-3)).all()):
+            raise ValueError("probs must be probabilities in [0, 1]: for logits pass logits.softmax(1)")
+
+
+def _some(index: Tensor) -> str:
+    values = index[:5].tolist()
+    return f"{values}" if len(index) <= 5 else f"{values[:-1]} … ({len(index)} entries)"

@@ -1,0 +1,183 @@
+"""Corrupted images by (corruption, severity), made or read when they are asked for."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from hetsngp.data.corrupted_files import FOLDERS, CorruptedFiles, open_cifar_c
+from hetsngp.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt, has_frost, load_frost
+from hetsngp.data.corruptions.apply import _check_images, check
+from hetsngp.data.corruptions.frosting import GET
+from hetsngp.data.corruptions.weather import CIFAR_FROST, shrunk
+from hetsngp.data.images import ImageArrays
+from hetsngp.data.roots import ENVIRONMENT, data_root
+from hetsngp.data.sources import open_images
+from hetsngp.validation import check_choice
+
+LARGEST_CIFAR = 64
+"""Pixels up to which images get CIFAR-C's mild constants unless others are asked for."""
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, eq=False)
+class CorruptedImages(Mapping[tuple[str, int], ImageArrays]):
+    """Clean ``images`` under ``names`` at ``severities``, each set made anew when asked for; none is kept.
+
+    Made by :func:`corrupted_images`.
+    """
+
+    images: ImageArrays
+    names: tuple[str, ...]
+    severities: tuple[int, ...]
+    constants: str
+    seed: int
+    frost: tuple[Tensor, ...] | None
+    left_out: tuple[str, ...] = ()
+    """Standard corruptions that are not there, for want of the frost overlays."""
+
+    def __getitem__(self, key: tuple[str, int]) -> ImageArrays:
+        if key not in self:
+            raise KeyError(
+                f"no {key!r}: ask for (corruption, severity), of {', '.join(self.names)} and "
+                f"{', '.join(map(str, self.severities))}"
+            )
+        name, severity = key
+        frost = self.frost if name == "frost" else None
+        made = corrupt(
+            self.images.images, name, severity, seed=self.seed, constants=self.constants, frost=frost
+        )
+        return replace(self.images, images=made)
+
+    def __contains__(self, key: object) -> bool:
+        return key in tuple(self)  # by __getitem__ a set would be made for the answer
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        return ((name, severity) for name in self.names for severity in self.severities)
+
+    def __len__(self) -> int:
+        return len(self.names) * len(self.severities)
+
+
+def corrupted_images(
+    images: ImageArrays,
+    names: Sequence[str] | None = None,
+    severities: Sequence[int] = SEVERITIES,
+    *,
+    constants: str | None = None,
+    seed: int = 0,
+    root: str | Path | None = None,
+) -> CorruptedImages:
+    """``images`` under the 15 standard corruptions, or those of ``names``, on the device where they are.
+
+    ``constants``: "cifar" or "imagenet"; None: CIFAR-C's up to 64 pixels. Where the folder ``frost`` of data
+    sets (``root``, or HETSNGP_DATA) is missing, all 15 become 14 and a warning says so; ``names`` with frost
+    among them is an error there. Overlays that are smaller than the images are enlarged.
+
+    >>> import torch
+    >>> grey = ImageArrays(torch.full((2, 3, 32, 32), 128).byte(), torch.tensor([0, 1]), ("a", "b"))
+    >>> sets = corrupted_images(grey, ["fog", "contrast"])
+    >>> len(sets), len(sets["fog", 5])
+    (10, 2)
+    """
+    _check_images(images.images)
+    if constants is None:
+        constants = "cifar" if max(images.images.shape[-2:]) <= LARGEST_CIFAR else "imagenet"
+    left_out: tuple[str, ...] = ()
+    if names is None:
+        names = tuple(CORRUPTIONS)
+        if not has_frost(root):
+            left_out, names = ("frost",), tuple(name for name in names if name != "frost")
+            warnings.warn(
+                f"no frost overlays in {_frost_folder(root)}, so a mean over corruptions is over 14 of 15: "
+                f"{GET}",
+                stacklevel=2,
+            )
+    # Once each: a set that comes twice would count twice in a mean.
+    names = tuple(dict.fromkeys([names] if isinstance(names, str) else names))
+    severities = tuple(dict.fromkeys(severities))
+    frost = load_frost(root) if "frost" in names else None
+    for name in names:
+        for severity in severities:
+            check(name, severity, constants, frost)
+    if frost is not None:
+        frost = _large_enough(frost, images.images.shape[-2:], constants)
+    whole = tuple(int(severity) for severity in severities)  # NumPy's are no int
+    return CorruptedImages(images, names, whole, constants, seed, frost, left_out)
+
+
+def open_corrupted(
+    name: str, root: str | Path | None = None, *, seed: int = 0
+) -> CorruptedImages | CorruptedFiles:
+    """CIFAR-10-C or CIFAR-100-C: the published files where they are, else made of the clean test images.
+
+    The published noise is one draw and ours another, so numbers agree to within a draw's luck, not to the
+    last digit; ``isinstance(found, CorruptedFiles)`` tells which it is. ``seed`` is for ours.
+    """
+    check_choice("name", name, tuple(FOLDERS))
+    base = data_root(root)
+    published, clean = base / FOLDERS[name], name.removesuffix("-c")
+    if published.is_dir():
+        return open_cifar_c(base, name)
+    try:
+        images = open_images(clean, "test", root=base)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"no {name}: there is no folder {published}, and nothing to make it of: {error}"
+        ) from error
+    return corrupted_images(images, seed=seed, root=base)
+
+
+@dataclass(frozen=True, eq=False)
+class Mapped(Mapping[Any, Made], Generic[Made]):
+    """``fn`` of each value of ``sets``, when it is asked for: loaders of sets that are made on demand.
+
+    >>> doubled = Mapped({"a": 1}, lambda value: 2 * value)
+    >>> doubled["a"], list(doubled)
+    (2, ['a'])
+    """
+
+    sets: Mapping[Any, Any]
+    fn: Callable[[Any], Made]
+
+    def __getitem__(self, key: Any) -> Made:
+        return self.fn(self.sets[key])
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.sets  # by __getitem__ a value would be made for the answer
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.sets)
+
+    def __len__(self) -> int:
+        return len(self.sets)
+
+
+def _frost_folder(root: str | Path | None) -> str:
+    if root is None and not os.environ.get(ENVIRONMENT):
+        return f"the folder frost of data sets ({ENVIRONMENT} is not set)"
+    return str(data_root(root) / "frost")
+
+
+def _large_enough(frost: Sequence[Tensor], size: Sequence[int], constants: str) -> tuple[Tensor, ...]:
+    """The overlays, all enlarged alike where images of ``size`` (H, W) would not fit into each.
+
+    The smallest published one has 315 pixels, of which CIFAR's constants make 63.
+    """
+    scale = CIFAR_FROST if constants == "cifar" else 1.0
+    factor = max(
+        math.ceil(side / scale) / own
+        for overlay in frost
+        for side, own in zip(size, overlay.shape[-2:], strict=True)
+    )
+    if factor <= 1:
+        return tuple(frost)
+    return tuple(shrunk(overlay.float(), factor).round().to(torch.uint8) for overlay in frost)

@@ -1,0 +1,137 @@
+"""Bytes in, bytes out: any corruption, any severity, a batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hetsngp.data.corruptions import blur, digital, jpeg, noise, weather
+from hetsngp.data.corruptions.constants import CONSTANTS, FAMILIES, SEVERITIES
+from hetsngp.data.corruptions.draws import Draws
+from hetsngp.validation import check_choice
+
+Corruption = Callable[..., Tensor]
+
+CORRUPTIONS: dict[str, Corruption] = {
+    "gaussian_noise": noise.gaussian_noise,
+    "shot_noise": noise.shot_noise,
+    "impulse_noise": noise.impulse_noise,
+    "defocus_blur": blur.defocus_blur,
+    "glass_blur": blur.glass_blur,
+    "motion_blur": blur.motion_blur,
+    "zoom_blur": blur.zoom_blur,
+    "snow": weather.snow,
+    "frost": weather.frost,
+    "fog": weather.fog,
+    "brightness": weather.brightness,
+    "contrast": digital.contrast,
+    "elastic_transform": digital.elastic_transform,
+    "pixelate": digital.pixelate,
+    "jpeg_compression": jpeg.jpeg_compression,
+}
+"""The 15 standard ones, in the order of the benchmark's tables."""
+EXTRA: dict[str, Corruption] = {
+    "speckle_noise": noise.speckle_noise,
+    "gaussian_blur": blur.gaussian_blur,
+    "saturate": digital.saturate,
+}
+"""Three of the benchmark's four for validation; spatter is left out."""
+ELASTIC_SIDE = 244
+"""Pixels by which ImageNet-C multiplies its elastic constants: a slip for 224 that its images have."""
+# Values a chunk works on: the noises hold some hundred bytes for each.
+CHUNK = 2**23
+
+
+def corrupt(
+    images: Tensor,
+    name: str,
+    severity: int,
+    *,
+    seed: int = 0,
+    first: int = 0,
+    constants: str = "cifar",
+    frost: Sequence[Tensor] | None = None,
+) -> Tensor:
+    """``images`` (N, 3, H, W) uint8 under corruption ``name`` at ``severity`` 1 … 5; on their device.
+
+    Image i is number ``first + i`` of its set, and what is random about it follows from that number and
+    ``seed`` alone: batches may be cut anywhere. ``constants``: those of CIFAR-C or of ImageNet-C. ``frost``:
+    the overlays of :func:`load_frost`, for that corruption.
+
+    >>> grey = torch.full((2, 3, 32, 32), 128, dtype=torch.uint8)
+    >>> corrupt(grey, "brightness", 5)[0, 0, 0, 0]
+    tensor(204, dtype=torch.uint8)
+    """
+    _check_images(images)
+    check(name, severity, constants, frost)
+    if frost is not None:
+        frost = prepared_frost(frost, constants, images.device)
+    rows = max(1, CHUNK // images[0].numel())
+    out = torch.empty_like(images)
+    for begin in range(0, len(images), rows):
+        part = images[begin : begin + rows]
+        draws = Draws(seed, name, severity, first + begin, len(part), images.device)
+        x = corrupt_float(part.float() / 255, name, severity, draws, constants=constants, frost=frost)
+        out[begin : begin + rows] = blur.to_bytes(x).to(torch.uint8)
+    return out
+
+
+def corrupt_float(
+    x: Tensor,
+    name: str,
+    severity: int,
+    draws: Draws,
+    *,
+    constants: str = "cifar",
+    frost: Sequence[Tensor] | None = None,
+) -> Tensor:
+    """The same on (B, 3, H, W) in [0, 1], before it is made bytes; ``frost`` is :func:`prepared_frost`'s.
+
+    >>> x = torch.full((1, 3, 2, 2), 0.5)
+    >>> float(corrupt_float(x, "brightness", 1, Draws(0, "brightness", 1))[0, 0, 0, 0])
+    0.550000011920929
+    """
+    check(name, severity, constants, frost)
+    fn = CORRUPTIONS[name] if name in CORRUPTIONS else EXTRA[name]
+    values: Any = CONSTANTS[name][constants][severity - 1]
+    if name == "elastic_transform":
+        side = min(x.shape[-2:]) if constants == "cifar" else ELASTIC_SIDE
+        values = tuple(side * value for value in values)
+    more = {"overlays": frost} if name == "frost" else {}
+    return fn(x, values, draws, **more).clamp(0, 1)
+
+
+def prepared_frost(overlays: Sequence[Tensor], constants: str, device: torch.device | str) -> list[Tensor]:
+    """Overlays (3, H, W) uint8 in [0, 1] on ``device``; for CIFAR at a fifth of their size."""
+    out = [overlay.to(device).float() / 255 for overlay in overlays]
+    return [weather.shrunk(overlay, weather.CIFAR_FROST) for overlay in out] if constants == "cifar" else out
+
+
+def check(name: str, severity: int, constants: str, frost: Sequence[Tensor] | None) -> None:
+    """Raise for what no corruption can be made of."""
+    check_choice("corruption", name, (*CORRUPTIONS, *EXTRA))
+    check_choice("constants", constants, FAMILIES)
+    if isinstance(severity, bool) or severity not in SEVERITIES:
+        raise ValueError(f"severity must be 1, 2, 3, 4 or 5, got {severity!r}")
+    if name == "frost" and (frost is None or len(frost) < weather.OVERLAYS):
+        raise ValueError(
+            "frost lays pictures of frost over the images: pass frost=load_frost(), which reads the six from "
+            "the folder frost of data sets, or leave this corruption out"
+        )
+
+
+def _check_images(images: Tensor) -> None:
+    if not isinstance(images, Tensor) or images.dtype != torch.uint8:
+        kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
+        raise TypeError(
+            f"images must be bytes (torch.uint8), got {kind}: corruptions come before normalisation; for "
+            "values in [0, 1] pass (255 * images).round().to(torch.uint8)"
+        )
+    if images.dim() != 4 or images.shape[1] != 3 or 0 in images.shape:
+        raise ValueError(
+            f"images must be (N, 3, H, W), got {tuple(images.shape)}: give grey images three channels with "
+            "images.expand(-1, 3, -1, -1)"
+        )

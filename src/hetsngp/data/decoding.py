@@ -1,0 +1,106 @@
+"""From an encoded image, in a file or in memory, to pixels: one way for all that reads images from disk."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hetsngp.validation import check_positive
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+MOST_WORKERS = 8
+
+
+def pillow() -> Any:
+    """PIL.Image, or an error that says how to get it."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError("image files are read with Pillow: pip install 'hetsngp[vision]'") from error
+    return Image
+
+
+def open_picture(source: Path | bytes, name: str) -> Any:
+    """A picture of Pillow's, RGB, of a file or of what one holds; ``name`` is what an error calls it."""
+    image_module = pillow()
+    try:
+        with image_module.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            # Pillow cuts deeper pixels off at 255 instead of scaling them.
+            if image.mode == "F" or image.mode.startswith("I"):
+                raise ValueError(f"pixels of mode {image.mode!r}, only 8 bits a channel are read")
+            return image.convert("RGB")
+    except Exception as error:  # Pillow's readers raise nearly anything on damaged files
+        raise ValueError(f"{name} cannot be read as an image ({error}): replace or remove it") from error
+
+
+def middle(picture: Any, size: int) -> Tensor:
+    """(3, size, size) uint8 of an RGB picture: the short side made ``size``, the middle of the long one.
+
+    As torchvision's Resize and CenterCrop make of it, and without torchvision.
+    """
+    short = min(picture.size)
+    # Rounded as torchvision does, so that both give the same pixels.
+    width, height = (size if side == short else size * side // short for side in picture.size)
+    if picture.size != (width, height):
+        picture = picture.resize((width, height), pillow().Resampling.BILINEAR)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    return torch.from_numpy(np.array(picture)[top : top + size, left : left + size]).permute(2, 0, 1)
+
+
+def random_part(size: int) -> Callable[[Any], Tensor]:
+    """Picture → (3, size, size) uint8: a part of random place, size and shape, stretched, mirrored or not.
+
+    It draws from torch's global random numbers, as torchvision's transforms do.
+    """
+    try:
+        from torchvision.transforms import v2
+    except ImportError as error:
+        raise ImportError("random crops from disk need torchvision: pip install 'hetsngp[vision]'") from error
+    crop = v2.RandomResizedCrop(size, antialias=True)
+    part: Callable[[Any], Tensor] = v2.Compose([crop, v2.RandomHorizontalFlip(), v2.PILToTensor()])
+    return part
+
+
+class Decoder:
+    """Encoded image → (3, size, size) float32, (x/255 − mean)/std.
+
+    x is a :func:`random_part` where it is to ``train``, else the :func:`middle`.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        train: bool,
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+    ) -> None:
+        self.size = int(check_positive("size", size, integer=True))
+        pillow()  # where it is missing, say so here and not in a worker process
+        self.part = random_part(self.size) if train else None
+        self.mean, self.std = (torch.tensor(value)[:, None, None] for value in (mean, std))
+
+    def __call__(self, source: Path | bytes, name: str, seed: int | None = None) -> Tensor:
+        """``seed`` decides the random part; None: torch's global random numbers. ``name`` is for errors."""
+        picture = open_picture(source, name)
+        if self.part is None:
+            pixels = middle(picture, self.size)
+        elif seed is None:
+            pixels = self.part(picture)
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(seed)  # torchvision draws from nowhere else
+                pixels = self.part(picture)
+        return (pixels.float() / 255 - self.mean) / self.std
+
+
+def worker_count(num_workers: int | None) -> int:
+    """As given; None: one for each core, up to 8."""
+    return min(MOST_WORKERS, os.cpu_count() or 1) if num_workers is None else num_workers

@@ -1,0 +1,224 @@
+"""Tables in CSV and Parquet files: numbers in, class numbers out, and a second file read as the first was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hetsngp.data.frames import check_columns, is_number, numbers, read_frame, texts
+from hetsngp.data.images import stratified
+from hetsngp.validation import check_choice
+
+MISSING = ("error", "mean")
+MOST_CATEGORIES = 1000
+"""A column of text with more is likely a name or an identifier."""
+FEW_VALUES = 20
+"""So many different values in the target may always be classes."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """How a column becomes features."""
+
+    name: str
+    categories: tuple[str, ...] | None = None
+    """Of text, a feature each; None: a number, or true and false as 1 and 0."""
+    mean: float | None = None
+    """What takes the place of a missing number; None: it is an error."""
+    indicator: bool = False
+    """Whether a feature says that the number was missing."""
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """As :meth:`features` has them."""
+        if self.categories is not None:
+            return tuple(f"{self.name}={category}" for category in self.categories)
+        return (self.name, f"{self.name} is missing") if self.indicator else (self.name,)
+
+    def features(self, series: Any, path: Path) -> np.ndarray:
+        """(N, features) float32."""
+        if self.categories is not None:
+            place = {category: index for index, category in enumerate(self.categories)}
+            found = np.array([-1 if value is None else place.get(value, -1) for value in texts(series)])
+            return (found[:, None] == np.arange(len(place))).astype(np.float32)
+        values = numbers(series, path)
+        absent = np.isnan(values)
+        if absent.any() and self.mean is None:
+            raise ValueError(
+                f"{path}: column {self.name!r} has {absent.sum()} missing numbers: fill them in, leave the "
+                f"column out with load_table(…, drop=[{self.name!r}]), or pass missing='mean'"
+            )
+        values = np.where(absent, self.mean or 0.0, values)
+        if not (np.abs(values) <= np.finfo(np.float32).max).all():
+            raise ValueError(
+                f"{path}: column {self.name!r} has infinite numbers, or too large ones for float32: correct "
+                "them, or take their logarithm"
+            )
+        return np.stack([values, absent] if self.indicator else [values], 1, dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """What is needed to read another file as the first was read."""
+
+    columns: tuple[Column, ...]
+    target: str
+    target_is_text: bool
+    class_names: tuple[str, ...]
+
+    def inputs(self, path: str | Path) -> Tensor:
+        """(N, D) float32 of a file that need not have the target."""
+        return self._inputs(self._read(Path(path)), Path(path))
+
+    def table(self, path: str | Path) -> Table:
+        """Inputs and classes; a class that the first file did not have is an error."""
+        path = Path(path)
+        frame = self._read(path)
+        check_columns(path, frame, [self.target])
+        return self._table(frame, path)
+
+    def _read(self, path: Path) -> Any:
+        text = [column.name for column in self.columns if column.categories is not None]
+        frame = read_frame(path, [*text, self.target] if self.target_is_text else text)
+        check_columns(path, frame, [column.name for column in self.columns])
+        return frame
+
+    def _table(self, frame: Any, path: Path) -> Table:
+        number = {name: label for label, name in enumerate(self.class_names)}
+        names = texts(frame[self.target])
+        strange = [name for name in names if name not in number]
+        if None in strange:
+            raise ValueError(
+                f"{path}: the target {self.target!r} is missing in {strange.count(None)} rows: remove them"
+            )
+        if strange:
+            raise ValueError(
+                f"{path} has the class {strange[0]!r}, the first file only {', '.join(self.class_names)}: "
+                "put examples of it there too, or leave it out here"
+            )
+        return Table(self._inputs(frame, path), torch.tensor([number[str(name)] for name in names]), self)
+
+    def _inputs(self, frame: Any, path: Path) -> Tensor:
+        features = [column.features(frame[column.name], path) for column in self.columns]
+        return torch.from_numpy(np.concatenate(features, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """``x``: (N, D) float32. ``y``: (N,) int64 in 0 … K−1. ``encoding``: how they were made."""
+
+    x: Tensor
+    y: Tensor
+    encoding: Encoding
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """D of them: "column", "column=category" or "column is missing"."""
+        return tuple(name for column in self.encoding.columns for name in column.feature_names)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """K of them, sorted."""
+        return self.encoding.class_names
+
+    def encode(self, path: str | Path) -> Table:
+        """Another file, with the features and classes of this one."""
+        return self.encoding.table(path)
+
+    def take(self, indices: Tensor) -> Table:
+        """The rows at ``indices`` (n,), in that order; all classes stay."""
+        return replace(self, x=self.x[indices], y=self.y[indices])
+
+    def split(self, held_out: int | float, seed: int = 0) -> tuple[Table, Table]:
+        """(rest, held out): so many rows, or that fraction of them, by :func:`stratified`, in order."""
+        rest, chosen = stratified(self.y, len(self.class_names), held_out, seed)
+        return self.take(rest), self.take(chosen)
+
+
+def load_table(
+    path: str | Path,
+    target: str,
+    *,
+    drop: Sequence[str] = (),
+    text: Sequence[str] = (),
+    missing: str = "error",
+) -> Table:
+    r"""A .csv, .tsv (compressed or not) or .parquet file whose column ``target`` is the class.
+
+    Numbers are taken as they are, true and false as 1 and 0. A column of text, or one named in ``text``
+    because its numbers are codes, becomes a feature for each category; a missing one, or in another file an
+    unknown one, has 0 in all of them. ``drop`` names columns to leave out. A missing number is an error, or
+    with ``missing="mean"`` the column's mean in this file, and a column that misses any gets a second feature
+    that says where. The values of the target, sorted, are the classes. ``table.encode(path)`` reads another
+    file the same way.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "people.csv"
+    >>> _ = file.write_text("age,city,answer\n30,Rome,no\n41,Bonn,yes\n")
+    >>> table = load_table(file, "answer")
+    >>> table.feature_names, table.class_names
+    (('age', 'city=Bonn', 'city=Rome'), ('no', 'yes'))
+    """
+    path, drop, text = Path(path), _several(drop), _several(text)
+    check_choice("missing", missing, MISSING)
+    frame = read_frame(path, text)
+    check_columns(path, frame, [target, *drop, *text])
+    names = [name for name in frame.columns if name != target and name not in drop]
+    if not names:
+        raise ValueError(f"{path} has no column but the target and dropped ones: it takes at least one more")
+    nameless = [name for name in names if name.startswith("Unnamed: ")]
+    if nameless:
+        raise ValueError(
+            f"{path} has a column without a name, likely the index of a data frame: leave it out with "
+            f"drop=[{nameless[0]!r}], or save with to_csv(path, index=False)"
+        )
+    classes = _class_names(frame[target], path)
+    columns = tuple(_column(frame[name], path, name in text, missing) for name in names)
+    return Encoding(columns, target, not is_number(frame[target]), classes)._table(frame, path)
+
+
+def _column(series: Any, path: Path, is_text: bool, missing: str) -> Column:
+    if not series.notna().any():
+        raise ValueError(f"{path}: column {series.name!r} is empty: leave it out with drop=[{series.name!r}]")
+    if is_text or not is_number(series):
+        categories = sorted({value for value in texts(series) if value is not None})
+        if len(categories) > MOST_CATEGORIES or series.dtype.kind in "mM":
+            raise ValueError(
+                f"{path}: column {series.name!r} ({series.dtype}) has {len(categories)} different values "
+                f"and no numbers: leave it out with drop=[{series.name!r}], or make numbers or groups of it"
+            )
+        return Column(series.name, tuple(categories))
+    if missing == "error":
+        return Column(series.name)
+    values = numbers(series, path)
+    mean = values[~np.isnan(values)].mean()
+    return Column(series.name, mean=float(mean), indicator=bool(np.isnan(values).any()))
+
+
+def _class_names(series: Any, path: Path) -> tuple[str, ...]:
+    present = series.dropna()
+    names = set(texts(present))
+    by_number = is_number(series) and series.dtype.kind != "b"
+    fractions = by_number and any(not float(name).is_integer() for name in names if name)
+    if len(names) > FEW_VALUES and (fractions or len(names) > len(present) / 2):
+        raise ValueError(
+            f"{path}: the target {series.name!r} has {len(names)} different values in {len(present)} rows, a "
+            "quantity or a name rather than a class: choose another column, or make classes of it, e.g. with "
+            f"pandas.qcut(frame[{series.name!r}], 5, labels=False)"
+        )
+    if len(names) < 2:
+        raise ValueError(f"{path}: the target {series.name!r} has {len(names)} class, at least 2 are needed")
+    return tuple(sorted(map(str, names), key=float if by_number else None))
+
+
+def _several(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)

@@ -1,0 +1,233 @@
+"""Samples in tar files as WebDataset names them: members that follow one another and share a key.
+
+``n01440764_10026.jpg`` and ``n01440764_10026.cls`` are a sample; its key is the name up to the first dot.
+Nothing is unpacked to disk, and nothing is read of samples that are passed over but their headers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tarfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hetsngp.data.synsets import WNID
+
+KINDS = ("jpg", "jpeg", "png", "webp")
+_NAME = re.compile(r"((?:.*/)?[^/.]+)\.([^/]+)")
+_WNID_KEY = re.compile(rf"(?:.*/)?({WNID.pattern})_[^/]*")
+_BLOCK = 512
+
+
+@dataclass(frozen=True)
+class Sample:
+    """An image that is still encoded, and its classes in increasing order."""
+
+    shard: Path
+    key: str
+    image: bytes
+    labels: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Labeller:
+    """The classes of a sample from what was written beside its image.
+
+    The first of these that is there: "wnids" or "labels" in its .json, its .cls, "wnid", "label" or
+    "class_name" in its .json. Each is a wnid or a number, a list of them, or several in a text.
+
+    A number counts in a list of classes that nobody wrote down, a wnid stands for itself. So where a single
+    number comes with a wnid in the .json, as in timm's shards, the wnid decides; where a number contradicts
+    the wnid that begins the key, that is an error.
+    """
+
+    places: Mapping[str, int]
+    """Label of each wnid."""
+    numbering: tuple[str, ...]
+    """The wnids that numbers count in."""
+
+    def __call__(self, key: str, cls: bytes | None, meta: bytes | None) -> tuple[int, ...]:
+        """Classes of the sample; a ValueError says what is wrong, without saying with which sample."""
+        about = {} if meta is None else _parse(meta)
+        sources = [about.get("wnids"), about.get("labels"), None if cls is None else _text(cls)]
+        sources += [about.get(name) for name in ("wnid", "label")]
+        written = [_wnid(about.get(name)) for name in ("wnid", "class_name")]
+        told = next((wnid for wnid in written if wnid), None)
+        found = next(
+            (list(_tokens(source)) for source in sources if source is not None), [told] if told else []
+        )
+        if not found:
+            raise ValueError(
+                "it has no label: write key.cls with a class number or wnid, several with spaces between, or "
+                "key.json with 'labels' or 'wnids', right after the image in the tar file"
+            )
+        names = {self._name(token) for token in found}
+        numbers = any(_wnid(token) is None for token in found)
+        if numbers and told and len(names) == 1:
+            names = {told}
+        begins = _WNID_KEY.fullmatch(key)
+        hint = told or (begins and begins[1])
+        if numbers and hint and hint not in names:
+            raise ValueError(
+                f"its label {' '.join(map(str, found))} means {', '.join(sorted(names))}, but its name or "
+                f".json says {hint}: its numbers count in another list of classes; give that list as "
+                "numbering=…, e.g. hetsngp.data.synsets.wnids('imagenet22k'), or write wnids for numbers"
+            )
+        return tuple(sorted(self._place(name) for name in names))
+
+    def _name(self, token: Any) -> str:
+        wnid = _wnid(token)
+        if wnid:
+            return wnid
+        whole = isinstance(token, int) and not isinstance(token, bool)
+        if not whole and not (isinstance(token, str) and token.isdecimal()):
+            raise ValueError(f"its label {token!r} is neither a class number nor a wnid such as n01440764")
+        if not 0 <= int(token) < len(self.numbering):
+            raise ValueError(
+                f"its class number {token} is not in 0 … {len(self.numbering) - 1}: give the list of classes "
+                "that the numbers count in as numbering=…"
+            )
+        return self.numbering[int(token)]
+
+    def _place(self, wnid: str) -> int:
+        if wnid not in self.places:
+            raise ValueError(
+                f"its class {wnid} is none of the {len(self.places)} classes: leave such samples out of the "
+                "shards, or give a list of classes that has it"
+            )
+        return self.places[wnid]
+
+
+def read_samples(
+    shard: Path, labeller: Labeller, begin: int = 0, end: int | None = None, *, expected: int | None = None
+) -> Iterator[Sample]:
+    """Samples number ``begin`` … ``end`` − 1 of a shard.
+
+    Where the shard is read to its end there must be ``expected`` samples in it.
+    """
+    number = 0
+    with _opened(shard) as tar:
+        for key, parts in _groups(tar, shard):
+            image = _image_of(parts)
+            if image is None:
+                continue
+            if begin <= number and (end is None or number < end):
+                cls, meta = (_read(tar, parts.get(kind)) for kind in ("cls", "json"))
+                try:
+                    labels = labeller(key, cls, meta)
+                except ValueError as error:
+                    raise ValueError(f"sample {key!r} of {shard} cannot be used: {error}") from error
+                data = _read(tar, image)
+                assert data is not None
+                yield Sample(shard, key, data, labels)
+            number += 1
+            if end is not None and number >= end and end != expected:
+                return
+    if expected is not None and number != expected:
+        raise ValueError(
+            f"{shard} has {number} samples where {expected} were counted before: it was changed since; "
+            "remove the counts beside it (hetsngp_index.json, or _info.json where there is one)"
+        )
+
+
+def count_samples(shard: Path) -> int:
+    """How many there are, by the names of the members alone."""
+    with _opened(shard) as tar:
+        return sum(_image_of(parts) is not None for _, parts in _groups(tar, shard))
+
+
+def _groups(tar: tarfile.TarFile, shard: Path) -> Iterator[tuple[str, dict[str, tarfile.TarInfo]]]:
+    """(key, its members by their ending)."""
+    current = ""
+    parts: dict[str, tarfile.TarInfo] = {}
+    while (member := tar.next()) is not None:
+        name = _NAME.fullmatch(member.name)
+        if name is None or not member.isreg():
+            continue
+        key, kind = name[1], name[2].lower()
+        if key != current:
+            if parts:
+                yield _checked(current, parts, shard)
+            current, parts = key, {}
+        if kind in parts:
+            raise ValueError(
+                f"sample {key!r} of {shard} has two members .{kind}: give each sample its own key"
+            )
+        parts[kind] = member
+    if parts:
+        yield _checked(current, parts, shard)
+    # tarfile takes rubbish where a header should be for the end; the true end is a block of zeros.
+    assert tar.fileobj is not None
+    tar.fileobj.seek(tar.offset)
+    if tar.fileobj.read(_BLOCK) != bytes(_BLOCK):
+        raise tarfile.ReadError(f"no end of the archive after {tar.offset} bytes")
+
+
+def _checked(
+    key: str, parts: dict[str, tarfile.TarInfo], shard: Path
+) -> tuple[str, dict[str, tarfile.TarInfo]]:
+    if "cls" in parts and _image_of(parts) is None:
+        raise ValueError(
+            f"sample {key!r} of {shard} has a label and no image (.{', .'.join(KINDS)}): the "
+            " members of a sample must follow one another in the tar file"
+        )
+    return key, parts
+
+
+def _image_of(parts: Mapping[str, tarfile.TarInfo]) -> tarfile.TarInfo | None:
+    return next((parts[kind] for kind in KINDS if kind in parts), None)
+
+
+def _read(tar: tarfile.TarFile, member: tarfile.TarInfo | None) -> bytes | None:
+    stream = None if member is None else tar.extractfile(member)
+    return None if stream is None else stream.read()
+
+
+@contextmanager
+def _opened(shard: Path) -> Iterator[tarfile.TarFile]:
+    """A tar file that is open; what goes wrong in reading it becomes an error that names it."""
+    try:
+        with tarfile.open(shard, "r:") as tar:
+            yield tar
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"there is no file {shard} any more: open the data set again") from error
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise ValueError(
+            f"{shard} is no whole tar file ({error}): it was cut off, damaged, or is compressed; copy it "
+            "again, or unpack it with gunzip"
+        ) from error
+
+
+def _parse(meta: bytes) -> dict[str, Any]:
+    try:
+        about = json.loads(meta)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its .json cannot be read ({error}): write it again") from error
+    if not isinstance(about, dict):
+        raise ValueError(f"its .json holds a {type(about).__name__} where names and values were expected")
+    return about
+
+
+def _text(cls: bytes) -> str:
+    try:
+        return cls.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"its .cls is no text ({error}): write class numbers or wnids") from error
+
+
+def _tokens(source: Any) -> Iterator[Any]:
+    if isinstance(source, str):
+        yield from source.replace(",", " ").split()
+    elif isinstance(source, list):
+        for entry in source:
+            yield from _tokens(entry)
+    else:
+        yield source
+
+
+def _wnid(value: Any) -> str | None:
+    return value if isinstance(value, str) and WNID.fullmatch(value) else None

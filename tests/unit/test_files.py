@@ -1,0 +1,134 @@
+"""Image files: labels stay with their files, and disk and memory give the same pixels."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.unit.small_sets import random_bytes, write_image
+
+from hetsngp.data.files import ImageFiles, read_image
+from hetsngp.data.folders import load_folder, scan_folder
+
+Image = pytest.importorskip("PIL.Image")
+SIZE = 12
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> ImageFiles:
+    """Six, each of its own shape; names beyond ASCII and of many lengths."""
+    names = ["é.png", "b.png", "long" * 20 + ".png", "c d.png", "e.bmp", "f.webp"]
+    for number, name in enumerate(names):
+        write_image(tmp_path / name, random_bytes(14 + number, 20 - number, 3, seed=number))
+    return ImageFiles(
+        tuple(tmp_path / name for name in names), torch.tensor([2, 0, 0, 1, 2, 0]), tuple("abc")
+    )
+
+
+def test_load_decodes_every_file(files: ImageFiles) -> None:
+    done: list[tuple[int, int]] = []
+    data = files.load(SIZE, progress=lambda *counts: done.append(counts))
+    assert torch.equal(data.labels, files.labels)
+    assert data.class_names == files.class_names
+    assert done[-1] == (6, 6)
+    for file, found in zip(files.files, data.images, strict=True):
+        assert torch.equal(found, read_image(file, SIZE))
+
+
+def test_many_files_keep_their_order(tmp_path: Path) -> None:
+    """More than a thread decodes at once; the colour of each says which it is."""
+    names = [tmp_path / f"{number}.png" for number in range(150)]
+    for number, name in enumerate(names):
+        write_image(name, np.full((4, 4, 3), number, np.uint8))
+    data = ImageFiles(tuple(names), torch.arange(150) % 3, tuple("abc")).load(4)
+    assert data.images[:, 0, 0, 0].tolist() == list(range(150))
+
+
+def test_take_follows_the_indices(files: ImageFiles) -> None:
+    for indices in ([3, 0], np.array([3, 0]), torch.tensor([3, 0])):
+        taken = files.take(indices)
+        assert taken.files == (files.files[3], files.files[0])
+        assert taken.labels.tolist() == [1, 2]
+        assert taken.num_classes == 3
+    with pytest.raises(TypeError, match="nonzero"):
+        files.take(files.labels == 1)
+    with pytest.raises(ValueError, match="at least one index"):
+        files.take([])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_loader_gives_the_pixels_of_memory(files: ImageFiles, workers: int) -> None:
+    mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
+    loader = files.loader(SIZE, 4, num_workers=workers, mean=mean, std=std)
+    x, y = (torch.cat(parts) for parts in zip(*loader, strict=True))
+    centre, scale = (torch.tensor(value)[:, None, None] for value in (mean, std))
+    torch.testing.assert_close(x * scale + centre, files.load(SIZE).images / 255)
+    assert torch.equal(y, files.labels)
+    assert loader.dataset.classes == ["a", "b", "c"]
+
+
+def test_training_crops_are_random_parts(tmp_path: Path) -> None:
+    """Of an image that is one colour on the left and another on the right, stretched and mirrored or not."""
+    pytest.importorskip("torchvision")
+    pixels = np.zeros((40, 40, 3), np.uint8)
+    pixels[:, :20], pixels[:, 20:] = (255, 0, 0), (0, 0, 255)
+    write_image(tmp_path / "a.png", pixels)
+    files = ImageFiles((tmp_path / "a.png",) * 64, torch.zeros(64).long(), ("a",))
+    loader = files.loader(8, 30, train=True, num_workers=0, mean=(0, 0, 0), std=(1, 1, 1))
+    batches = list(loader)
+    assert [len(x) for x, _ in batches] == [30, 30]  # full ones only
+    x = torch.cat([x for x, _ in batches])
+    assert x.shape[1:] == (3, 8, 8)
+    torch.testing.assert_close(x[:, 0] + x[:, 2], torch.ones(60, 8, 8), atol=0.01, rtol=0)
+    red = x[:, 0].mean((1, 2))
+    assert red.std() > 0.1  # different parts
+    left = x[:, 0, :, 0].mean(1) > 0.5
+    both = (red > 0.2) & (red < 0.8)  # of those that have both colours some are mirrored
+    assert 0 < int(left[both].sum()) < int(both.sum())
+
+
+def test_a_damaged_file_is_named_by_the_loader(files: ImageFiles) -> None:
+    pytest.importorskip("torchvision")
+    files.files[3].write_bytes(b"no image")
+    for train in (False, True):
+        with pytest.raises(ValueError, match=r"c d.png cannot be read as an image.*replace or remove"):
+            list(files.loader(SIZE, 2, train=train, num_workers=0))
+
+
+@pytest.mark.parametrize(
+    ("paths", "labels", "message"),
+    [
+        ((), torch.tensor([]).long(), "no files"),
+        (("a", "b"), torch.tensor([0]), "one for each of 2 files"),
+        (("a", "b"), torch.tensor([0.0, 1.0]), "int64"),
+        (("a", "b"), [0, 1], "torch.tensor"),
+        (("a", "b"), torch.tensor([0, 2]), "from 0 to 2, but there are 2 class_names"),
+        (("a", "b"), torch.tensor([0, -1]), "from -1 to 0"),
+    ],
+)
+def test_wrong_labels_are_refused(paths: tuple[str, ...], labels: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ImageFiles(paths, labels, ("x", "y"))
+
+
+def test_sizes_are_checked(files: ImageFiles) -> None:
+    for call in (lambda: files.load(0), lambda: files.loader(0, 2), lambda: files.loader(8, 0)):
+        with pytest.raises(ValueError, match="must be a positive whole number"):
+            call()
+    with pytest.raises(ValueError, match=r"6 images of 8×8.*ImageFiles.loader.*limit_bytes"):
+        files.load(8, limit_bytes=6 * 3 * 64 - 1)
+
+
+def test_a_scanned_folder_is_the_loaded_one(tmp_path: Path) -> None:
+    for name in ("b/2.png", "b/10.png", "a/deep/1.png"):
+        write_image(tmp_path / name, random_bytes(9, 9, 3, seed=len(name)))
+    files = scan_folder(tmp_path)
+    assert [file.relative_to(tmp_path).as_posix() for file in files.files] == [
+        "a/deep/1.png",
+        "b/10.png",
+        "b/2.png",
+    ]
+    assert files.labels.tolist() == [0, 1, 1]
+    assert files.class_names == ("a", "b")
+    assert torch.equal(files.load(8).images, load_folder(tmp_path, 8).images)

@@ -1,0 +1,267 @@
+"""Tables become numbers by rules that a second file follows too; what cannot be one is refused."""
+
+import gzip
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hetsngp.data.images import stratified
+from hetsngp.data.tables import load_table
+
+pandas = pytest.importorskip("pandas")
+
+FIRST = """age,member,city,y
+30,True,Rome,no
+41.5,False,Bonn,yes
+-2,True,,no
+7,True,Rome,maybe
+"""
+X = [[30, 1, 0, 1], [41.5, 0, 1, 0], [-2, 1, 0, 0], [7, 1, 0, 1]]
+
+
+def write_csv(file: Path, text: str = FIRST) -> Path:
+    file.write_text(text)
+    return file
+
+
+def write_gzip(file: Path) -> Path:
+    file.write_bytes(gzip.compress(FIRST.encode()))
+    return file
+
+
+def write_tsv(file: Path) -> Path:
+    return write_csv(file, FIRST.replace(",", "\t"))
+
+
+def write_parquet(file: Path) -> Path:
+    pytest.importorskip("pyarrow")
+    pandas.read_csv(write_csv(file.with_suffix(".csv"))).to_parquet(file)
+    return file
+
+
+def write_categories(file: Path) -> Path:
+    """As pandas keeps a column of few values, here with one that no row has."""
+    pytest.importorskip("pyarrow")
+    frame = pandas.read_csv(write_csv(file.with_suffix(".csv")))
+    frame["city"] = pandas.Categorical(frame["city"], ["Rome", "Bonn", "Lima"])
+    frame["age"] = frame["age"].astype("Float64")
+    frame["member"] = frame["member"].astype("boolean")
+    frame.to_parquet(file)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [
+        *((write_csv, "a.csv"), (write_gzip, "a.csv.gz"), (write_tsv, "a.tsv"), (write_csv, "A.CSV")),
+        *((write_parquet, "a.parquet"), (write_categories, "a.parquet")),
+    ],
+)
+def test_every_kind_of_file_gives_the_same_numbers(write: Any, name: str, tmp_path: Path) -> None:
+    table = load_table(write(tmp_path / name), "y")
+    assert table.feature_names == ("age", "member", "city=Bonn", "city=Rome")
+    assert (table.x.dtype, table.y.dtype) == (torch.float32, torch.int64)
+    assert table.x.tolist() == X
+    assert table.class_names == ("maybe", "no", "yes")
+    assert table.y.tolist() == [1, 2, 1, 0]
+    assert len(table) == 4
+
+
+def test_another_file_is_read_as_the_first_was(tmp_path: Path) -> None:
+    """Columns in another order, one more, an unknown code, a class less, and codes that look like numbers."""
+    table = load_table(write_csv(tmp_path / "a.csv", "zip,age,y\n007,1,a\nX1,2,b\n12,3,b\n"), "y")
+    assert table.feature_names == ("zip=007", "zip=12", "zip=X1", "age")
+    second = table.encode(write_csv(tmp_path / "b.csv", "new,y,age,zip\n9,b,5,007\n9,b,6,12\n9,b,7,99\n"))
+    assert second.x.tolist() == [[1, 0, 0, 5], [0, 1, 0, 6], [0, 0, 0, 7]]
+    assert second.y.tolist() == [1, 1, 1]
+    assert second.feature_names == table.feature_names
+    unlabelled = write_csv(tmp_path / "c.csv", "age,zip\n8,X1\n")
+    assert table.encoding.inputs(unlabelled).tolist() == [[0, 0, 1, 8]]
+    with pytest.raises(ValueError, match=r"c.csv has no column 'y', only 'age', 'zip'"):
+        table.encode(unlabelled)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_codes_may_be_declared_text(ending: str, tmp_path: Path) -> None:
+    file = write_csv(tmp_path / "a.csv", "code,id,y\n10,5,a\n9,6,b\n,7,a\n")
+    if ending == "parquet":
+        pytest.importorskip("pyarrow")
+        file = tmp_path / "a.parquet"
+        pandas.read_csv(tmp_path / "a.csv").to_parquet(file)  # there 10 is 10.0
+    table = load_table(file, "y", text=["code"], drop="id")
+    assert table.feature_names == ("code=10", "code=9")
+    assert table.x.tolist() == [[1, 0], [0, 1], [0, 0]]
+
+
+def test_a_class_that_looks_like_a_number_stays_text(tmp_path: Path) -> None:
+    table = load_table(write_csv(tmp_path / "a.csv", "a,y\n1,01\n2,x\n"), "y")
+    assert table.encode(write_csv(tmp_path / "b.csv", "a,y\n3,01\n")).y.tolist() == [0]
+
+
+# --- missing values ------------------------------------------------------------------------------------
+
+GAPS = "a,b,c,y\n1,5,1,u\n,6,2,v\n4,,3,u\n7,7,5,v\n"
+
+
+def test_missing_numbers_are_refused_or_the_mean(tmp_path: Path) -> None:
+    file = write_csv(tmp_path / "a.csv", GAPS)
+    with pytest.raises(ValueError, match=r"column 'a' has 1 missing numbers.*drop=\['a'\].*missing='mean'"):
+        load_table(file, "y")
+    table = load_table(file, "y", missing="mean")
+    assert table.feature_names == ("a", "a is missing", "b", "b is missing", "c")
+    assert table.x.tolist() == [[1, 0, 5, 0, 1], [4, 1, 6, 0, 2], [4, 0, 6, 1, 3], [7, 0, 7, 0, 5]]
+    # Of another file: the means of the first, also where that one missed nothing.
+    second = table.encode(write_csv(tmp_path / "b.csv", "a,b,c,y\n,100,,u\n100,,0,v\n"))
+    assert second.x.tolist() == [[4, 1, 100, 0, 2.75], [100, 0, 6, 1, 0]]
+    with pytest.raises(ValueError, match="unknown missing 'median'"):
+        load_table(file, "y", missing="median")
+
+
+def test_missing_numbers_of_another_file_are_refused_too(tmp_path: Path) -> None:
+    table = load_table(write_csv(tmp_path / "a.csv"), "y")
+    second = write_csv(tmp_path / "b.csv", "age,member,city,y\n,True,Rome,no\n,False,Rome,no\n")
+    with pytest.raises(ValueError, match=r"b.csv: column 'age' has 2 missing numbers"):
+        table.encode(second)
+
+
+# --- classes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        (["10", "9", "2", "10"], ("2", "9", "10")),  # as numbers are sorted
+        (["1.0", "0.0", "1.0"], ("0", "1")),
+        (["0.5", "1.5", "0.5"], ("0.5", "1.5")),
+        (["9", "x", "10"], ("10", "9", "x")),  # as text is
+        (["True", "False"], ("False", "True")),
+    ],
+)
+def test_class_names_are_sorted(values: list[str], names: tuple[str, ...], tmp_path: Path) -> None:
+    rows = "".join(f"1,{value}\n" for value in values)
+    table = load_table(write_csv(tmp_path / "a.csv", "a,y\n" + rows), "y")
+    assert table.class_names == names
+    assert [names[label] for label in table.y] == [value.removesuffix(".0") for value in values]
+
+
+def test_quantities_are_no_classes(tmp_path: Path) -> None:
+    draws = np.random.default_rng(0)
+    file = tmp_path / "a.csv"
+    for target, refused in (
+        (draws.normal(size=200), True),
+        (draws.normal(size=30).repeat(10), True),  # fractions, many of them
+        (np.arange(200), True),  # every row its own
+        (np.array([f"name {number}" for number in range(200)]), True),
+        (np.arange(200) % 50, False),
+        (draws.choice([0.25, 0.5, 0.75], 200), False),
+    ):
+        pandas.DataFrame({"a": 1.0, "price": target}).to_csv(file, index=False)
+        if refused:
+            with pytest.raises(ValueError, match=r"target 'price'.*different values.*pandas.qcut"):
+                load_table(file, "price")
+        else:
+            assert len(load_table(file, "price").class_names) == len(set(target.tolist()))
+
+
+def test_classes_of_another_file_must_be_known(tmp_path: Path) -> None:
+    table = load_table(write_csv(tmp_path / "a.csv", "a,y\n1,1\n2,2\n"), "y")
+    with pytest.raises(ValueError, match=r"b.csv has the class '3', the first file only 1, 2"):
+        table.encode(write_csv(tmp_path / "b.csv", "a,y\n1,3\n"))
+    with pytest.raises(ValueError, match=r"target 'y' is missing in 2 rows"):
+        table.encode(write_csv(tmp_path / "b.csv", "a,y\n1,\n1,\n1,2\n"))
+    with pytest.raises(ValueError, match=r"target 'y' is missing in 1 rows"):
+        load_table(write_csv(tmp_path / "b.csv", "a,y\n1,u\n1,\n1,v\n"), "y")
+
+
+# --- what is refused -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n", "no column 'y', only 'a', 'b'"),
+        ("y\nu\nv\n", "no column but the target"),
+        ("a,y\n1,u\n2,u\n", "has 1 class, at least 2"),
+        ("a,y\n", "no rows"),
+        ("", "cannot be read as a table"),
+        ("a,y\ninf,u\n2,v\n", "infinite"),
+        ("a,y\n1e39,u\n2,v\n", "too large ones for float32"),
+        ("a,b,y\n,1,u\n,2,v\n", r"column 'a' is empty.*drop=\['a'\]"),
+        (",a,y\n0,1,u\n1,2,v\n", r"without a name.*drop=\['Unnamed: 0'\].*index=False"),
+        ("a,y\n" + "".join(f"name{row},{row % 2}\n" for row in range(1001)), r"1001 different.*drop=\['a'\]"),
+    ],
+)
+def test_what_is_no_table_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"a.csv.*{message}"):
+        load_table(write_csv(tmp_path / "a.csv", text), "y")
+
+
+def test_text_where_the_first_file_has_numbers_is_refused(tmp_path: Path) -> None:
+    table = load_table(write_csv(tmp_path / "a.csv", "a,y\n1,u\n2,v\n"), "y")
+    with pytest.raises(ValueError, match=r"b.csv: column 'a' has more than numbers.*many.*text=\['a'\]"):
+        table.encode(write_csv(tmp_path / "b.csv", "a,y\nmany,u\n2,v\n"))
+
+
+def test_dates_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    frame = pandas.DataFrame({"day": pandas.to_datetime(["2020-01-01", "2020-01-02"]), "y": ["u", "v"]})
+    frame.to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"'day' \(datetime64.*make numbers"):
+        load_table(tmp_path / "a.parquet", "y")
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a.xlsx.*'.csv', '.tsv', '.parquet'"):
+        load_table(tmp_path / "a.xlsx", "y")
+    with pytest.raises(FileNotFoundError, match=r"a\.csv"):
+        load_table(tmp_path / "a.csv", "y")
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
+    pytest.importorskip("pyarrow")
+    with pytest.raises(ValueError, match=r"a.parquet cannot be read as a table"):
+        load_table(tmp_path / "a.parquet", "y")
+
+
+def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_parquet(tmp_path / "a.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ImportError, match=r"pyarrow: pip install 'hetsngp\[tables\]'"):
+        load_table(file, "y")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match=r"pandas: pip install 'hetsngp\[tables\]'"):
+        load_table(tmp_path / "a.csv", "y")
+
+
+# --- splits, and what it is for ------------------------------------------------------------------------
+
+
+def test_split_divides_every_class_alike(tmp_path: Path) -> None:
+    rows = "".join(f"{row},{'u' if row < 40 else 'v'}\n" for row in range(60))
+    table = load_table(write_csv(tmp_path / "a.csv", "a,y\n" + rows), "y")
+    rest, held_out = table.split(0.25, seed=1)
+    assert torch.bincount(rest.y).tolist() == [30, 15]
+    assert torch.bincount(held_out.y).tolist() == [10, 5]
+    assert sorted([*rest.x[:, 0].tolist(), *held_out.x[:, 0].tolist()]) == list(range(60))
+    assert (held_out.x[:, 0] >= 40).long().tolist() == held_out.y.tolist()
+    assert not torch.equal(held_out.x, table.split(0.25, seed=2)[1].x)
+    chosen = stratified(table.y, 2, 0.25, seed=1)  # the rows that a set of images would give
+    assert [part.x[:, 0].tolist() for part in (rest, held_out)] == [rows.tolist() for rows in chosen]
+
+
+def test_the_estimator_learns_from_it(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    from hetsngp.estimator import HetSNGPClassifier
+
+    draws = np.random.default_rng(0)
+    city = draws.choice(["Rome", "Bonn"], 300)
+    frame = pandas.DataFrame({"age": draws.normal(40, 10, 300), "city": city, "y": city == "Rome"})
+    frame[:200].to_csv(tmp_path / "train.csv", index=False)
+    frame[200:].to_csv(tmp_path / "test.csv.gz", index=False)
+    train = load_table(tmp_path / "train.csv", "y")
+    test = train.encode(tmp_path / "test.csv.gz")
+    model = HetSNGPClassifier("sngp", width=32, depth=1, random_features=64, epochs=20, random_state=0)
+    model.fit(train.x.numpy(), train.y.numpy())
+    assert model.score(test.x.numpy(), test.y.numpy()) > 0.95
