@@ -16,6 +16,7 @@ from hetsngp.validation import PosteriorNotFittedError
 
 if TYPE_CHECKING:
     from hetsngp.estimator import HetSNGPClassifier as HetSNGPClassifier
+    from hetsngp.evaluation import evaluate as evaluate
 
 __version__ = "0.1.0"
 
@@ -35,6 +36,7 @@ __all__ = [
     "build",
     "build_ensemble",
     "convert",
+    "evaluate",
     "extract_features",
     "fit_head",
     "fit_posterior",
@@ -45,13 +47,17 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The estimator is imported when it is asked for: it needs scikit-learn, the rest does not."""
+    """What is imported when it is asked for: the estimator needs scikit-learn, and evaluating is rare."""
     if name == "HetSNGPClassifier":
         from hetsngp.estimator import HetSNGPClassifier
 
         return HetSNGPClassifier
+    if name == "evaluate":
+        from hetsngp.evaluation import evaluate
+
+        return evaluate
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), "HetSNGPClassifier"})
+    return sorted({*globals(), "HetSNGPClassifier", "evaluate"})

@@ -250,7 +250,7 @@ def test_train_starts_its_own_processes(pictures: Path, tmp_path: Path) -> None:
         (["PICTURES", "--devices", "two"], "--devices takes a whole number"),
         (["PICTURES", "--batch-size", "4000"], "smaller batch_size"),
         (["PICTURES", "--lr", "1e30"], "lower lr"),
-        (["PICTURES", "--size", "8"], "is for folders"),
+        (["PICTURES", "--size", "8"], "is for image files"),
     ],
 )
 def test_train_says_what_is_wrong(arguments: list[str], words: str, pictures: Path, tmp_path: Path) -> None:

@@ -264,6 +264,8 @@ def test_the_code_hash_sees_what_decides_and_only_that(tmp_path: Path) -> None:
     assert code_hash(package) != before
     for name in store.SHOWS:
         assert (store.PACKAGE / name).exists()
+    assert "evaluation/measuring.py" in store.SHOWS
+    assert "evaluation/synthetic.py" not in store.SHOWS
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:

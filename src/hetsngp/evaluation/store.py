@@ -19,8 +19,10 @@ import torch
 from hetsngp.evaluation.synthetic import Outcome, Run
 
 PACKAGE = Path(__file__).parents[1]
-# What runs and shows results does not decide them.
-SHOWS = {"cli.py", "__main__.py", *(f"evaluation/{name}.py" for name in ("plots", "tables", "runs", "store"))}
+# What runs and shows results, or measures other models, does not decide them.
+SHOWS = {"cli.py", "__main__.py"} | {
+    f"evaluation/{file.name}" for file in Path(__file__).parent.glob("*.py") if file.name != "synthetic.py"
+}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,109 @@
+"""Whatever predicts, as one thing that ``evaluate`` can ask: tensors out, class numbers for labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hetsngp.model import to_device
+from hetsngp.types import Prediction
+from hetsngp.validation import check_class_labels, check_multi_hot
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A model with ``predict(x) -> Prediction``, or our scikit-learn estimator, and how it is to predict."""
+
+    model: Any
+    num_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self._is_estimator and not callable(getattr(self.model, "predict", None)):
+            raise TypeError(
+                f"evaluate needs a model with predict(x) that returns a hetsngp.Prediction, and "
+                f"{type(self.model).__name__} has no predict: hetsngp.convert or hetsngp.build make one"
+            )
+        if self._is_estimator and self.num_samples is not None:
+            raise TypeError("num_samples of an estimator is set when it is made: HetSNGPClassifier(...)")
+
+    @property
+    def _is_estimator(self) -> bool:
+        return hasattr(self.model, "predict_uncertainty")
+
+    @property
+    def device(self) -> torch.device:
+        """Where its inputs have to be."""
+        return device_of(self.model)
+
+    @property
+    def multi_hot(self) -> bool | None:
+        """Whether a row has several labels, by the model's link; None: it does not say, its labels will."""
+        return has_several_labels(self.model)
+
+    def predict(self, x: Any, generator: torch.Generator | None = None) -> Prediction:
+        """Of a batch, as tensors."""
+        if self._is_estimator:
+            if generator is not None:
+                raise TypeError("an estimator predicts at fixed points: leave generator out")
+            rows = x.numpy(force=True) if isinstance(x, Tensor) else x
+            return self.model.predict_uncertainty(rows).map(torch.as_tensor)
+        given = {"num_samples": self.num_samples, "generator": generator}
+        given = {name: value for name, value in given.items() if value is not None}
+        with torch.no_grad():
+            prediction = self.model.predict(to_device(x, self.device), **given)
+        if not isinstance(prediction, Prediction):
+            raise TypeError(
+                f"{type(self.model).__name__}.predict must return a hetsngp.Prediction, got "
+                f"{type(prediction).__name__}: hetsngp.convert or hetsngp.build make a model that does"
+            )
+        if not isinstance(prediction.probs, Tensor):
+            prediction = prediction.map(torch.as_tensor)
+        return prediction
+
+    def labels(self, y: Any, prediction: Prediction) -> Tensor:
+        """The labels of the batch, on the device of its prediction: (B,), or multi-hot (B, K)."""
+        rows, classes = prediction.probs.shape
+        if self._is_estimator:
+            y = self._class_numbers(y)
+        y = to_device(torch.as_tensor(y) if isinstance(y, np.ndarray) else y, prediction.probs.device)
+        several = self.multi_hot
+        if several is None:
+            several = isinstance(y, Tensor) and y.dim() == 2
+        elif not several and isinstance(y, Tensor) and y.dim() == 2:
+            raise ValueError(
+                f"y has shape {tuple(y.shape)}, but this model gives a row one label: class numbers "
+                f"({rows},) are expected; for votes see hetsngp.metrics.vote_nll, for several labels a row "
+                "build with link='sigmoid'"
+            )
+        return check_multi_hot(y, classes, rows) if several else check_class_labels(y, classes, rows)
+
+    def _class_numbers(self, y: Any) -> Tensor:
+        """Of the labels the estimator was fitted with."""
+        classes = self.model.classes_
+        values = y.numpy(force=True) if isinstance(y, Tensor) else np.asarray(y)
+        codes = np.searchsorted(classes, values).clip(max=len(classes) - 1)
+        strange = classes[codes] != values
+        if strange.any():
+            raise ValueError(
+                f"y holds {values[strange][0]!r}, which is none of the estimator's classes_: leave such rows "
+                "out, or give them as ood"
+            )
+        return torch.as_tensor(codes)
+
+
+def has_several_labels(model: Any) -> bool | None:
+    """Whether its link is the sigmoid; None where it has no head that says so."""
+    members = getattr(model, "members", None)
+    return getattr(getattr(members[0] if members else model, "head", None), "sigmoid", None)
+
+
+def device_of(model: Any) -> torch.device:
+    """That of a network's tensors, or what another object says of itself; else the CPU."""
+    if isinstance(model, nn.Module):
+        for tensor in (*model.parameters(), *model.buffers()):
+            return tensor.device
+    return torch.device(getattr(model, "device", None) or "cpu")

@@ -1,0 +1,52 @@
+"""Numbers for predictions, on torchmetrics where it has the metric; needs ``pip install 'hetsngp[cli]'``.
+
+``probabilities``: probs against labels, votes or several labels at once. ``detection``: scores of inside
+against outside rows. ``selection``: what is left wrong when the doubtful rows are left out.
+"""
+
+from hetsngp.metrics.detection import aupr, auroc, auroc_standard_error, fpr95, roc
+from hetsngp.metrics.probabilities import (
+    Reliability,
+    accuracy,
+    binary_nll_terms,
+    brier,
+    brier_terms,
+    calibration_error,
+    ece,
+    has_top_class,
+    multi_label_nll,
+    nll,
+    nll_terms,
+    precision_at_1,
+    reliability_bins,
+    vote_kl,
+    vote_nll,
+)
+from hetsngp.metrics.selection import accuracy_at_coverage, aurc, excess_aurc, risks
+
+__all__ = [
+    "Reliability",
+    "accuracy",
+    "accuracy_at_coverage",
+    "aupr",
+    "aurc",
+    "auroc",
+    "auroc_standard_error",
+    "binary_nll_terms",
+    "brier",
+    "brier_terms",
+    "calibration_error",
+    "ece",
+    "excess_aurc",
+    "fpr95",
+    "has_top_class",
+    "multi_label_nll",
+    "nll",
+    "nll_terms",
+    "precision_at_1",
+    "reliability_bins",
+    "risks",
+    "roc",
+    "vote_kl",
+    "vote_nll",
+]

@@ -1,0 +1,206 @@
+"""Probabilities (n, K) against what turned out: a label each, the votes of people, or several labels at once.
+
+``*_terms`` are the rows that a metric is the mean of, so that a pass over many rows and classes need not keep
+the probabilities.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hetsngp.metrics.library import torchmetrics
+
+TINY = torch.finfo(torch.float32).tiny
+"""A probability that underflowed counts as this: 87 nats, whatever the precision."""
+
+
+# --- one label a row ------------------------------------------------------------------------------------
+
+
+def accuracy(probs: Tensor, labels: Tensor) -> float:
+    """Share of labels (n,) that are the most probable class of probs (n, K).
+
+    >>> accuracy(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
+    0.5
+    """
+    _check(probs, labels)
+    score = torchmetrics().multiclass_accuracy(probs.argmax(-1), labels, probs.shape[-1], average="micro")
+    return float(score)
+
+
+def nll(probs: Tensor, labels: Tensor) -> float:
+    """Mean −log p(label), nats. A probability that underflowed to 0 counts as float32's smallest, 87 nats.
+
+    >>> round(nll(torch.tensor([[0.5, 0.5]]), torch.tensor([0])), 4)
+    0.6931
+    """
+    return float(nll_terms(probs, labels).mean())
+
+
+def nll_terms(probs: Tensor, labels: Tensor) -> Tensor:
+    """−log p(label) of each row: (n,)."""
+    _check(probs, labels)
+    return -_wide(probs.gather(1, labels[:, None]).squeeze(1)).clamp_min(TINY).log()
+
+
+def brier(probs: Tensor, labels: Tensor) -> float:
+    """Mean of Σ_k (p_k − [k = label])²: 0 is perfect, 2 is sure of a wrong class. Some halve it.
+
+    >>> round(brier(torch.tensor([[0.8, 0.2], [0.0, 1.0]]), torch.tensor([0, 0])), 4)
+    1.04
+    """
+    return float(brier_terms(probs, labels).mean())
+
+
+def brier_terms(probs: Tensor, labels: Tensor) -> Tensor:
+    """Σ_k (p_k − [k = label])² of each row: (n,)."""
+    _check(probs, labels)
+    given = probs.gather(1, labels[:, None]).squeeze(1)
+    # Not Σp² − 2p + 1, which cancels where the model is right and sure.
+    others = probs.square().scatter(1, labels[:, None], 0.0).sum(-1)
+    return _wide(others) + (1 - _wide(given)).square()
+
+
+def ece(probs: Tensor, labels: Tensor, num_bins: int = 15) -> float:
+    """Expected calibration error: mean of |accuracy − confidence| over equal-width bins, by their share.
+
+    >>> round(ece(torch.tensor([[0.95, 0.05], [1.0, 0.0]]), torch.tensor([0, 1]), num_bins=10), 4)
+    0.475
+    """
+    _check(probs, labels)
+    return calibration_error(probs.amax(-1), probs.argmax(-1) == labels, num_bins)
+
+
+def calibration_error(confidence: Tensor, correct: Tensor, num_bins: int = 15) -> float:
+    """:func:`ece` of the confidence (n,) in each answer and whether it was right (n,).
+
+    A bin has its lower edge, and the last one also its upper: torchmetrics counts a confidence of exactly 1
+    in a bin of its own (issue 3510, there in 1.9.0).
+    """
+    # In float64: torchmetrics adds row by row, and a million float32 sums drift.
+    inside = _wide(confidence).clamp(0.0, 1 - torch.finfo(_wide(confidence).dtype).eps / 2)
+    return float(torchmetrics().binary_calibration_error(inside, correct.long(), n_bins=num_bins))
+
+
+@dataclass(frozen=True, eq=False)
+class Reliability:
+    """Bins of equal width over [0, 1], (num_bins,) each; confidence and accuracy are NaN where count is 0."""
+
+    count: Tensor
+    confidence: Tensor
+    """Mean of the bin's rows."""
+    accuracy: Tensor
+
+
+def reliability_bins(confidence: Tensor, correct: Tensor, num_bins: int = 15) -> Reliability:
+    """What :func:`calibration_error` is the sum of: Σ count · |accuracy − confidence| / n.
+
+    >>> reliability_bins(torch.tensor([0.9, 1.0]), torch.tensor([True, False]), num_bins=2).count
+    tensor([0, 2])
+    """
+    confidence = confidence.double().cpu()
+    edges = torch.linspace(0, 1, num_bins + 1, dtype=torch.float64)
+    index = (torch.bucketize(confidence, edges, right=True) - 1).clamp(0, num_bins - 1)
+    count, said, right = (
+        torch.bincount(index, weight, minlength=num_bins)
+        for weight in (None, confidence, correct.double().cpu())
+    )
+    return Reliability(count, said / count, right / count)
+
+
+# --- votes ----------------------------------------------------------------------------------------------
+
+
+def vote_nll(probs: Tensor, counts: Tensor) -> float:
+    """Mean of −Σ_k s_k log p_k, nats; s is the share of the votes ``counts`` (n, K) for each class.
+
+    What :func:`nll` would be on average if the label of a row were that of a random voter. Its least value is
+    the mean entropy of the votes; :func:`vote_kl` is what is above that.
+
+    >>> round(vote_nll(torch.tensor([[0.5, 0.5]]), torch.tensor([[30, 20]])), 4)
+    0.6931
+    """
+    share = _shares(probs, counts)
+    return float(-(share * _wide(probs).clamp_min(TINY).log()).sum(-1).mean())
+
+
+def vote_kl(probs: Tensor, counts: Tensor) -> float:
+    """Mean of KL(s ‖ p) = Σ_k s_k log(s_k / p_k), nats: 0 where the model says what people say.
+
+    >>> round(vote_kl(torch.tensor([[0.5, 0.5]]), torch.tensor([[30, 20]])), 4)
+    0.0201
+    """
+    return vote_nll(probs, counts) - float(torch.special.entr(_shares(probs, counts)).sum(-1).mean())
+
+
+def _shares(probs: Tensor, counts: Tensor) -> Tensor:
+    if probs.dim() != 2 or counts.shape != probs.shape or len(probs) == 0:
+        raise ValueError(
+            f"probs and counts of votes must both be (n, K), got {tuple(probs.shape)} and "
+            f"{tuple(counts.shape)}"
+        )
+    wide = _wide(counts)
+    total = wide.sum(-1, keepdim=True)
+    if bool((wide < 0).any()) or not bool((total > 0).all()):
+        raise ValueError("counts of votes must not be negative, and every row needs at least one vote")
+    return wide / total
+
+
+# --- several labels at once -----------------------------------------------------------------------------
+
+
+def precision_at_1(probs: Tensor, labels: Tensor) -> float:
+    """Share of rows whose most probable class is among their labels, multi-hot (n, K).
+
+    >>> precision_at_1(torch.tensor([[0.9, 0.8], [0.6, 0.1]]), torch.tensor([[1, 1], [0, 1]]))
+    0.5
+    """
+    return float(has_top_class(probs, labels).double().mean())
+
+
+def has_top_class(probs: Tensor, labels: Tensor) -> Tensor:
+    """Whether the most probable class is among the labels (n, K) of each row: (n,) bool."""
+    _check_multi_hot(probs, labels)
+    return labels.gather(1, probs.argmax(-1, keepdim=True)).squeeze(1) > 0.5
+
+
+def multi_label_nll(probs: Tensor, labels: Tensor) -> float:
+    """Mean over rows of −Σ_k [y_k log p_k + (1 − y_k) log(1 − p_k)], nats; labels multi-hot (n, K).
+
+    >>> round(multi_label_nll(torch.tensor([[0.5, 0.5]]), torch.tensor([[1, 0]])), 4)
+    1.3863
+    """
+    return float(binary_nll_terms(probs, labels).mean())
+
+
+def binary_nll_terms(probs: Tensor, labels: Tensor) -> Tensor:
+    """The sum over classes of :func:`multi_label_nll` for each row: (n,)."""
+    _check_multi_hot(probs, labels)
+    yes, no = probs.clamp_min(TINY).log(), (1 - probs).clamp_min(TINY).log()
+    return _wide(-torch.lerp(no, yes, labels.to(probs)).sum(-1))
+
+
+# --- checks ---------------------------------------------------------------------------------------------
+
+
+def _wide(values: Tensor) -> Tensor:
+    """In float64, which Apple's GPUs do not have."""
+    return values.float() if values.device.type == "mps" else values.double()
+
+
+def _check(probs: Tensor, labels: Tensor) -> None:
+    if probs.dim() != 2 or labels.shape != probs.shape[:1] or len(probs) == 0:
+        raise ValueError(
+            f"probs must be (n, K) and labels (n,), got {tuple(probs.shape)} and {tuple(labels.shape)}"
+        )
+
+
+def _check_multi_hot(probs: Tensor, labels: Tensor) -> None:
+    if probs.dim() != 2 or labels.shape != probs.shape or len(probs) == 0:
+        raise ValueError(
+            f"probs and multi-hot labels must both be (n, K), got {tuple(probs.shape)} and "
+            f"{tuple(labels.shape)}"
+        )
