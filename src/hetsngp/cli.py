@@ -106,7 +106,10 @@ def make_app() -> Any:
     )
     def train(
         data: Annotated[
-            str, typer.Argument(help="cifar10, cifar100, a folder with train/ and test/, or a .npz file.")
+            str,
+            typer.Argument(
+                help="A name (cifar100, svhn, …: docs/data.md), a folder with train/ and test/, a .npz file."
+            ),
         ],
         out: Annotated[
             Path, typer.Option(help="Folder of the run; the same command goes on in it.", file_okay=False)

@@ -37,7 +37,7 @@ class ImageTask:
     """What is to be learned by what."""
 
     data: str
-    """"cifar10", "cifar100", a folder with train/ and test/, or a .npz file: ``hetsngp.data.sources``."""
+    """A name of ``hetsngp.data.registry`` such as cifar100 or cifar10n:worse, a folder, or a .npz file."""
     network: str = "wrn-16-8"
     """A Wide ResNet, or the name of a network in timm, which is converted."""
     method: str = "hetsngp"

