@@ -7,7 +7,7 @@
 WRN-16-8 trained by the recipe of benchmarks/training.py on 45,000 images, calibrated on 5,000 others; test
 images are only measured. Near: CIFAR-10's test images, far: the scenes. The paper's networks have a corrupted
 accuracy of .455; ours shows that our corruptions are as hard as the published ones. Results:
-experiments/cifar/results/, with a report and pictures for each run.
+experiments/cifar/results/, and there a folder with report and pictures for each run (one is kept here).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def main() -> None:
                 model,
                 batches(test),
                 ood={"CIFAR-10 (near)": batches(near), "scenes (far)": batches(far)},
-                corrupted=Mapped(damaged, batches),
+                corrupted=Mapped(damaged, batches, about=f"{loader.mean.tolist()} {loader.std.tolist()}"),
                 title=f"{METHODS[method].title}, {network} on CIFAR-100, seed {seed}",
                 out=folder,
             )

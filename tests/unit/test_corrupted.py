@@ -445,3 +445,52 @@ def test_evaluate_measures_every_set_and_never_holds_two(tmp_path: Path, made: l
     assert report.corrupted.mean.nll == pytest.approx(sum(nll.values()) / 75, abs=1e-5)
     fog = [nll["fog", severity] for severity in SEVERITIES]
     assert report.corrupted.by_corruption["fog"].nll == pytest.approx(sum(fog) / 5, abs=1e-5)
+
+
+# --- known without being made ---------------------------------------------------------------------------
+
+
+def test_a_fingerprint_tells_sets_apart() -> None:
+    images = some_images()
+    sets = corrupted_images(images, ["fog", "contrast"])
+    told = sets.fingerprint(("fog", 3))
+    assert told == corrupted_images(some_images(), ["fog"]).fingerprint(("fog", 3))
+    assert told != sets.fingerprint(("fog", 4))
+    assert told != corrupted_images(images, ["fog"], seed=1).fingerprint(("fog", 3))
+    assert told != corrupted_images(images, ["fog"], constants="imagenet").fingerprint(("fog", 3))
+    assert told != corrupted_images(some_images(seed=1), ["fog"]).fingerprint(("fog", 3))
+    relabelled = ImageArrays(images.images, (images.labels + 1) % 3, images.class_names)
+    assert told != corrupted_images(relabelled, ["fog"]).fingerprint(("fog", 3))
+
+
+def test_mapped_sets_are_known_only_with_what_decides_the_function() -> None:
+    sets = corrupted_images(some_images(), ["fog"])
+    assert Mapped(sets, len).fingerprint(("fog", 3)) is None
+    assert Mapped({("fog", 3): 1}, len, about="length").fingerprint(("fog", 3)) is None
+    known = Mapped(sets, len, about="length").fingerprint(("fog", 3))
+    assert known is not None
+    assert known != Mapped(sets, len, about="width").fingerprint(("fog", 3))
+
+
+def test_an_evaluation_that_goes_on_makes_no_set_twice(made: list[tuple[str, int]], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    images = some_images(6)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 4), nn.ReLU(), nn.Linear(4, 3))
+    model = hetsngp.convert(network, "deterministic", torch.zeros(2, 3, SIDE, SIDE))
+    clean = DeviceLoader(images, 3)
+
+    def again(about: str | None) -> Any:
+        made.clear()
+        loaders = Mapped(
+            corrupted_images(images, ["fog"]),
+            lambda d: DeviceLoader(d, 3, mean=clean.mean, std=clean.std),
+            about,
+        )
+        return evaluate(model, clean, corrupted=loaders, out=tmp_path).to_dict()["corrupted"]
+
+    first = again("scaled as the clean images")
+    assert len(made) == 5
+    assert again("scaled as the clean images") == first
+    assert made == []
+    assert again("otherwise") == first
+    assert len(made) == 5

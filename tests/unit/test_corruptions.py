@@ -387,3 +387,41 @@ def test_frost_is_read_from_its_folder(tmp_path: Path) -> None:
     assert [a.shape for a in read] == [a.shape for a in overlays()]
     (folder / "frost6.jpg").unlink()
     assert not has_frost(tmp_path)
+
+
+# --- whatever the user has set ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["jpeg_compression", "glass_blur", "zoom_blur", "pixelate", "snow"])
+def test_autocast_changes_nothing(name: str) -> None:
+    images = torch.randint(256, (2, 3, 24, 24), generator=torch.Generator().manual_seed(0)).byte()
+    with torch.autocast("cpu", torch.bfloat16):
+        within = corrupt(images, name, 3)
+    assert torch.equal(within, corrupt(images, name, 3))
+
+
+def test_reduced_matmul_precision_changes_nothing() -> None:
+    images = torch.randint(256, (2, 3, 24, 24), generator=torch.Generator().manual_seed(0)).byte()
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        within = corrupt(images, "zoom_blur", 3)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert torch.equal(within, corrupt(images, "zoom_blur", 3))
+
+
+@pytest.mark.parametrize("name", [name for name in [*CORRUPTIONS, *EXTRA] if name != "frost"])
+@pytest.mark.parametrize("constants", ["cifar", "imagenet"])
+def test_the_smallest_images(name: str, constants: str) -> None:
+    for height, width in ((1, 1), (2, 3), (1, 9)):
+        images = torch.full((1, 3, height, width), 100, dtype=torch.uint8)
+        for severity in (1, 5):
+            assert corrupt(images, name, severity, constants=constants).shape == images.shape
+
+
+def test_a_severity_is_a_whole_number() -> None:
+    images = torch.full((1, 3, 8, 8), 100, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="severity must be"):
+        corrupt(images, "fog", 3.0)  # type: ignore[arg-type]
+    assert torch.equal(corrupt(images, "fog", np.int64(3)), corrupt(images, "fog", 3))  # type: ignore[arg-type]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import math
 import os
 import warnings
@@ -13,9 +15,10 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from hetsngp.data import corruptions
 from hetsngp.data.corrupted_files import FOLDERS, CorruptedFiles, open_cifar_c
 from hetsngp.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt, has_frost, load_frost
-from hetsngp.data.corruptions.apply import _check_images, check
+from hetsngp.data.corruptions.apply import check, check_images
 from hetsngp.data.corruptions.frosting import GET
 from hetsngp.data.corruptions.weather import CIFAR_FROST, shrunk
 from hetsngp.data.images import ImageArrays
@@ -57,6 +60,19 @@ class CorruptedImages(Mapping[tuple[str, int], ImageArrays]):
         )
         return replace(self.images, images=made)
 
+    def fingerprint(self, key: tuple[str, int]) -> str:
+        """Of all that decides the set, code included: ``evaluate`` knows by it what was measured before."""
+        return f"{self._decided} {key}"
+
+    @functools.cached_property
+    def _decided(self) -> str:
+        digest = hashlib.sha256(f"{self.constants} {self.seed}".encode())
+        for tensor in (self.images.images, self.images.labels, *(self.frost or ())):
+            digest.update(f"{tuple(tensor.shape)}".encode() + tensor.cpu().contiguous().numpy().tobytes())
+        for file in sorted(Path(corruptions.__file__).parent.glob("*.py")):
+            digest.update(file.read_bytes())
+        return digest.hexdigest()
+
     def __contains__(self, key: object) -> bool:
         return key in tuple(self)  # by __getitem__ a set would be made for the answer
 
@@ -88,7 +104,7 @@ def corrupted_images(
     >>> len(sets), len(sets["fog", 5])
     (10, 2)
     """
-    _check_images(images.images)
+    check_images(images.images)
     if constants is None:
         constants = "cifar" if max(images.images.shape[-2:]) <= LARGEST_CIFAR else "imagenet"
     left_out: tuple[str, ...] = ()
@@ -147,6 +163,14 @@ class Mapped(Mapping[Any, Made], Generic[Made]):
 
     sets: Mapping[Any, Any]
     fn: Callable[[Any], Made]
+    about: str | None = None
+    """Says all that decides what ``fn`` does (say, the mean and std of a loader), so that an evaluation that
+    goes on need not make a set to know that it was measured. None: it makes it, and looks."""
+
+    def fingerprint(self, key: Any) -> str | None:
+        """That of the set, with ``about``; None where one of them is missing."""
+        told = getattr(self.sets, "fingerprint", None)
+        return None if self.about is None or told is None else f"{told(key)} {self.about}"
 
     def __getitem__(self, key: Any) -> Made:
         return self.fn(self.sets[key])

@@ -1,4 +1,4 @@
-"""The 15 standard corruptions at 5 severities (Hendrycks & Dietterich 2019), batched, on any device.
+"""The 15 standard corruptions at 5 severities (Hendrycks & Dietterich 2019), batched, on CPU or CUDA.
 
 ``corrupt(images, name, severity)`` is all one needs. ``noise``, ``blur``, ``weather``, ``digital`` and
 ``jpeg`` hold a function for each, over ``filters``; ``constants`` those of CIFAR-C and ImageNet-C; ``draws``

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,7 +66,7 @@ def corrupt(
     >>> corrupt(grey, "brightness", 5)[0, 0, 0, 0]
     tensor(204, dtype=torch.uint8)
     """
-    _check_images(images)
+    check_images(images)
     check(name, severity, constants, frost)
     if frost is not None:
         frost = prepared_frost(frost, constants, images.device)
@@ -114,7 +115,7 @@ def check(name: str, severity: int, constants: str, frost: Sequence[Tensor] | No
     """Raise for what no corruption can be made of."""
     check_choice("corruption", name, (*CORRUPTIONS, *EXTRA))
     check_choice("constants", constants, FAMILIES)
-    if isinstance(severity, bool) or severity not in SEVERITIES:
+    if not isinstance(severity, int | np.integer) or isinstance(severity, bool) or severity not in SEVERITIES:
         raise ValueError(f"severity must be 1, 2, 3, 4 or 5, got {severity!r}")
     if name == "frost" and (frost is None or len(frost) < weather.OVERLAYS):
         raise ValueError(
@@ -123,7 +124,8 @@ def check(name: str, severity: int, constants: str, frost: Sequence[Tensor] | No
         )
 
 
-def _check_images(images: Tensor) -> None:
+def check_images(images: Tensor) -> None:
+    """Bytes, three channels."""
     if not isinstance(images, Tensor) or images.dtype != torch.uint8:
         kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
         raise TypeError(

@@ -62,7 +62,7 @@ def pixelate(x: Tensor, factor: float, draws: Draws) -> Tensor:
     """Shrunk and stretched by boxes, rounded to bytes after each pass along rows or columns, as by Pillow."""
     size = tuple(x.shape[-2:])
     out = 255 * x
-    for target in (tuple(int(side * factor) for side in size), size):
+    for target in (tuple(max(1, int(side * factor)) for side in size), size):
         rows, columns = (box_matrix(a, b) for a, b in zip(out.shape[-2:], target, strict=True))
         out = _rounded(along(out, columns=columns))
         out = _rounded(along(out, rows=rows))

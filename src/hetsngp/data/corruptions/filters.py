@@ -35,9 +35,7 @@ def border_index(index: Places, size: int, border: str) -> Places:
 
 def along(x: Tensor, rows: np.ndarray | None = None, columns: np.ndarray | None = None) -> Tensor:
     """rows · x · columnsᵀ for every channel; the matrices are (H′, H) and (W′, W), None the identity."""
-    # Where the user lets matrix products be rounded to TF32, ours shall not be.
-    exact = x.dtype == torch.float64 or torch.get_float32_matmul_precision() == "highest"
-    y = x if exact else x.double()
+    y = x.double()  # which neither TF32 nor autocast rounds, whatever the user has set
     if columns is not None:
         y = y @ torch.from_numpy(np.ascontiguousarray(columns.T)).to(y)
     if rows is not None:

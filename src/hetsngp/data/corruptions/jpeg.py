@@ -1,4 +1,4 @@
-"""JPEG compression of a batch on any device: what libjpeg's encoder loses, by matrix products.
+"""JPEG compression of a batch, on CPU or CUDA: what libjpeg's encoder loses, by matrix products.
 
 The entropy coding loses nothing and is left out. Rounding follows libjpeg, whose integer transforms differ
 from ours in the last bit.
