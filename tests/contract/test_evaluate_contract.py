@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.contract.toy import GP, LINKED, MIXTURES
 
 import hetsngp
 from hetsngp import metrics
+from hetsngp.evaluation import reports
 from hetsngp.recipes import METHODS
 
 every_method = pytest.mark.parametrize("method", METHODS)
@@ -90,6 +92,27 @@ def test_several_labels_a_row(method: str) -> None:
     assert report.id.nll == pytest.approx(metrics.multi_label_nll(probs, labels), rel=1e-5)
     assert report.id.brier is None
     assert "precision@1" in str(report)
+
+
+@every_method
+def test_a_second_evaluation_takes_every_part_from_its_file(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a model remembers of a first one (warnings it gave) is no other model; an attribute is."""
+    monkeypatch.setattr(reports, "draw_report", lambda report, folder: {})  # which takes seconds
+    x, y = inside()
+    model = toy.trained(method)
+    sets = {("shift", 1): toy.loader(x + 1, y)}
+    first = report_of(model, corrupted=sets, out=tmp_path)
+    calls: list[int] = []
+    backbone = model.backbone.register_forward_hook(lambda *_: calls.append(1))
+    again = report_of(model, corrupted=sets, out=tmp_path)
+    assert calls == []
+    assert {**again.to_dict(), "seconds": 0} == {**first.to_dict(), "seconds": 0}
+    model.backbone.beside = 3.0
+    report_of(model, corrupted=sets, out=tmp_path)
+    assert len(calls) == 3 + 2 + 3
+    backbone.remove()
 
 
 @every_method

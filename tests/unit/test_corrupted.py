@@ -467,6 +467,7 @@ def test_mapped_sets_are_known_only_with_what_decides_the_function() -> None:
     sets = corrupted_images(some_images(), ["fog"])
     assert Mapped(sets, len).fingerprint(("fog", 3)) is None
     assert Mapped({("fog", 3): 1}, len, about="length").fingerprint(("fog", 3)) is None
+    assert Mapped(Mapped(sets, len), len, about="length").fingerprint(("fog", 3)) is None
     known = Mapped(sets, len, about="length").fingerprint(("fog", 3))
     assert known is not None
     assert known != Mapped(sets, len, about="width").fingerprint(("fog", 3))

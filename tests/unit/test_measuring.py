@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binomtest
 from tests.contract import toy
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
@@ -57,7 +58,7 @@ class Told:
     start = 0
 
     def fingerprint(self) -> str:
-        return str(float(self.prediction.probs.sum()))
+        return str(self.prediction.probs.tolist())
 
 
 ROWS = torch.arange(float(N))[:, None]
@@ -95,8 +96,12 @@ def test_the_numbers_are_those_of_the_predictions(told: Told) -> None:
     assert report.id.brier == pytest.approx(metrics.brier(inside.probs, y), abs=1e-12)
     assert report.id.confidence == pytest.approx(float(inside.confidence.double().mean()), abs=1e-12)
     assert report.id.overconfidence == pytest.approx(report.id.confidence - report.id.accuracy, abs=1e-12)
-    a = report.id.accuracy
-    assert report.id.accuracy_standard_error == pytest.approx((a * (1 - a) / N) ** 0.5, abs=1e-12)
+    interval = binomtest(round(N * report.id.accuracy), N).proportion_ci(0.6826894921, method="wilson")
+    half = (interval.high - interval.low) / 2
+    assert report.id.accuracy_standard_error == pytest.approx(half, abs=1e-9)
+    c = inside.confidence.double()
+    chance = float((c * (1 - c)).mean() / N) ** 0.5
+    assert report.id.overconfidence_standard_error == pytest.approx(chance, rel=1e-9)
     assert report.scores == SCORES
     correct = inside.probs.argmax(1) == y
     for name in SCORES:
@@ -172,7 +177,7 @@ def test_scores_that_say_nothing_are_not_offered(told: Told) -> None:
         }
     )
     report = evaluate(told, batches(ROWS, LABELS), {"far": batches(ROWS + N)})
-    left = ("total_uncertainty", "data_uncertainty", "model_uncertainty", "function_uncertainty")
+    left = ("total_uncertainty", "data_uncertainty", "model_uncertainty")
     assert report.scores == ("ood_score", *left, "one_minus_confidence")
     assert report.ood["far"].scores["ood_score"] == report.ood["far"].scores["model_uncertainty"]
 
@@ -188,6 +193,28 @@ def test_the_rounding_of_a_difference_is_no_score(told: Told) -> None:
     report = evaluate(told, batches(ROWS, LABELS))
     assert "function_uncertainty" not in report.scores
     assert {"model_uncertainty", "member_uncertainty"} <= set(report.scores)
+
+
+def test_the_rounding_of_two_entropies_is_no_doubt_about_the_model() -> None:
+    """total − data where both are the entropy, summed in another way; it is the model's function's too."""
+    g = torch.Generator().manual_seed(0)
+    probs = torch.softmax(torch.randn(N, 4, generator=g), -1)
+    total, data = torch.special.entr(probs).sum(-1), -(probs * probs.log()).sum(-1)
+    assert float((total - data).abs().max()) > 0
+    given: dict[str, Any] = {f.name: torch.zeros(N) for f in fields(Prediction)}
+    given |= {"probs": probs, "clean_probs": probs, "total_uncertainty": total, "ood_score": total}
+    told = Told(Prediction(**given | {"data_uncertainty": data, "model_uncertainty": total - data}))
+    found = evaluate(told, batches(ROWS, LABELS)).scores
+    assert found == ("ood_score", "total_uncertainty", "data_uncertainty", "one_minus_confidence")
+
+
+def test_without_members_the_function_is_all_there_is_of_the_model(told: Told) -> None:
+    values = {f.name: getattr(told.prediction, f.name) for f in fields(Prediction)}
+    assert "function_uncertainty" in evaluate(told, batches(ROWS, LABELS)).scores
+    told.prediction = Prediction(**values | {"member_uncertainty": torch.zeros(3 * N)})
+    found = evaluate(told, batches(ROWS, LABELS)).scores
+    assert "model_uncertainty" in found
+    assert "function_uncertainty" not in found
 
 
 def test_small_doubt_is_doubt(told: Told) -> None:
@@ -219,6 +246,20 @@ def test_several_labels_a_row(told: Told) -> None:
     assert report.id.brier is None
     assert report.corrupted is not None
     assert report.corrupted.mean.brier is None
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_arrays_are_tensors_for_a_network(dtype: type) -> None:
+    x, y = toy.blobs(3, 6)
+    model = toy.trained("sngp")
+    expected = evaluate(model, [(x, y)], {"far": [x + 30]})
+    found = evaluate(model, [(x.numpy().astype(dtype), y.numpy())], {"far": [(x + 30).numpy().astype(dtype)]})
+    assert found.id == expected.id
+    assert found.ood == expected.ood
+    some = restrict(model, ClassMap(torch.tensor([2, 0, 1]), ("c", "a", "b"), num_inputs=3))
+    assert evaluate(some, [(x.numpy().astype(dtype), y.numpy())]).id.rows == len(x)
+    with pytest.raises(TypeError, match=r"id: x is an array of <U1.*numbers"):
+        evaluate(model, [(np.array([["a", "b"]]), np.array([0]))])
 
 
 def test_inputs_go_to_the_models_device() -> None:
@@ -358,6 +399,51 @@ def test_a_mapping_that_knows_its_sets_makes_none_twice(told: Told, tmp_path: Pa
     assert sets.most == 1
 
 
+def test_a_mapping_that_cannot_tell_has_its_sets_made_and_looked_at(told: Told, tmp_path: Path) -> None:
+    class Silent(Lazy):
+        shift = 0
+
+        def fingerprint(self, key: tuple[str, int]) -> str | None:
+            return None
+
+        def __getitem__(self, key: tuple[str, int]) -> Any:
+            super().__getitem__(key)
+            return [(ROWS + self.shift, LABELS)]
+
+    sets = Silent([("fog", 1)])
+    first = evaluate(told, batches(ROWS, LABELS), corrupted=sets, out=tmp_path)
+    told.rows.clear()
+    assert evaluate(told, batches(ROWS, LABELS), corrupted=sets, out=tmp_path).corrupted == first.corrupted
+    assert told.rows == []
+    sets.shift = 5
+    assert evaluate(told, batches(ROWS, LABELS), corrupted=sets, out=tmp_path).corrupted != first.corrupted
+
+
+def test_numpys_severities_are_whole_numbers(told: Told) -> None:
+    sets = {("fog", np.int64(s)): batches(ROWS + s, LABELS) for s in (1, 3)}
+    report = evaluate(told, batches(ROWS, LABELS), corrupted=sets)
+    assert report.corrupted is not None
+    assert [type(each.severity) for each in report.corrupted.sets] == [int, int]
+    assert list(report.to_dict()["corrupted"]["by_severity"]) == ["1", "3"]
+
+
+def test_no_batch_of_probabilities_outlives_the_next(told: Told) -> None:
+    """Bytes of all tensors that are alive, at each call: scores that are views of a batch would hold it."""
+    rows, classes = 10, 2000
+    alive: list[int] = []
+
+    class Wide:
+        def predict(self, x: Tensor) -> Prediction:
+            tensors = [each for each in gc.get_objects() if type(each) is Tensor]
+            alive.append(sum({t.data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()))
+            probs = torch.full((len(x), classes), 1 / classes)
+            return Prediction(probs, probs, *(probs[:, i] for i in range(len(fields(Prediction)) - 2)))
+
+    evaluate(Wide(), [(ROWS[:rows], LABELS[:rows])] * 3, {"far": [ROWS[:rows]] * 3})
+    assert len(alive) == 6
+    assert alive[-1] - alive[1] < 4 * rows * classes
+
+
 def test_of_a_row_a_few_numbers_are_kept() -> None:
     rows = 30
     model = Told(some_prediction(0, classes=5000, rows=rows))
@@ -419,7 +505,9 @@ def test_what_changed_is_measured_again(told: Told, tmp_path: Path) -> None:
     assert measured() == 0
     assert measured(num_samples=8) == 4 * PER_PART
     assert measured(num_samples=8) == 0
-    assert measured(num_bins=7) == 4 * PER_PART
+    assert measured() == 4 * PER_PART
+    assert measured(num_bins=7) == 2 * PER_PART  # corrupted sets are kept as numbers, the others as rows
+    assert measured(num_bins=7) == 0
     last = LABELS.clone()
     last[-1] = 3 - last[-1]  # in the last batch only
     assert measured(num_bins=7, id=batches(ROWS, last)) == PER_PART
@@ -429,8 +517,9 @@ def test_what_changed_is_measured_again(told: Told, tmp_path: Path) -> None:
     assert measured(num_bins=7, id=DataLoader(TensorDataset(ROWS, last), batch_size=7)) == PER_PART
     assert measured(num_bins=7, id=DataLoader(TensorDataset(ROWS, last), batch_size=7)) == 0
     assert measured(num_bins=7, id=batches(ROWS[:14], LABELS[:14])) == 2
+    assert measured(num_bins=7) == PER_PART
     told.prediction = some_prediction(5, rows=3 * N)
-    assert measured() == 4 * PER_PART
+    assert measured(num_bins=7) == 4 * PER_PART
 
 
 def test_a_trained_model_is_another_one(tmp_path: Path) -> None:
@@ -628,10 +717,48 @@ def test_nan_is_refused_and_its_row_named(told: Told, name: str) -> None:
         evaluate(told, batches(ROWS, LABELS), {"far": batches(ROWS + N)})
 
 
-def test_logits_are_no_probabilities(told: Told) -> None:
-    told.prediction.probs.mul_(5)
-    with pytest.raises(ValueError, match="are they logits"):
-        evaluate(told, batches(ROWS, LABELS))
+def test_what_is_no_probability_is_refused_at_once(told: Told) -> None:
+    probs = told.prediction.probs.clone()
+    refusals = {
+        r"id: probs are from .* logits\.softmax": 5 * probs,
+        r"id: probs are from -.* \.exp\(\)": probs.log(),
+        r"id: the probs of a row add up to 0\.9, .*softmax": 0.9 * probs,
+        r"id: the probs of a row add up to 1\.1.*multi-hot": (1.1 * probs).clamp(max=1),
+    }
+    for match, wrong in refusals.items():
+        told.prediction.probs.copy_(wrong)
+        told.rows.clear()
+        refused(told, ValueError, match)
+    told.prediction.probs.copy_(probs)
+    told.prediction.probs[N:] = probs[N:].log()
+    with pytest.raises(ValueError, match=r"ood\['far'\]: probs are from -"):
+        evaluate(told, batches(ROWS, LABELS), {"far": batches(ROWS + N)})
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_and_left_out_classes_are_probabilities(told: Told, dtype: torch.dtype) -> None:
+    values = {f.name: getattr(told.prediction, f.name).to(dtype) for f in fields(Prediction)}
+    told.prediction = Prediction(**values)
+    assert evaluate(told, batches(ROWS, LABELS)).id.rows == N
+    some = ClassMap(torch.tensor([3, 0]), ("three", "zero"), num_inputs=4)
+    assert evaluate(restrict(told, some, normalise="none"), batches(ROWS, LABELS % 2)).id.rows == N
+
+
+def test_errors_of_predict_name_the_set() -> None:
+    model = toy.trained("deterministic")
+    x, y = toy.blobs(3, 6)
+    wide = torch.zeros(5, 3)
+    with pytest.raises(RuntimeError, match=r"^ood\['svhn'\]: .*shapes"):
+        evaluate(model, [(x, y)], {"svhn": [wide]})
+    with pytest.raises(RuntimeError, match=r"^corrupted\['fog', 2\]: .*shapes"):
+        evaluate(model, [(x, y)], corrupted={("fog", 2): [(wide, y[:5])]})
+
+
+def test_one_batch_is_no_list_of_batches(told: Told) -> None:
+    for pair in ((ROWS, LABELS), [ROWS, LABELS], (ROWS.numpy(), LABELS.numpy())):
+        refused(told, TypeError, r"ood\['a'\] is x and y .*\[\(x, y\)\]", ood={"a": pair})
+        refused(told, TypeError, r"id is x and y .*\[\(x, y\)\]", id=pair)
+    assert evaluate(told, batches(ROWS, LABELS), {"a": ROWS.split(N // 2)}).ood["a"].rows == N
 
 
 def test_a_model_that_cannot_predict(told: Told) -> None:

@@ -71,6 +71,13 @@ def test_one_row_has_no_standard_error() -> None:
     assert metrics.auroc_standard_error(torch.ones(5), torch.ones(1)) is None
 
 
+def test_scores_are_one_a_row() -> None:
+    for metric in (metrics.auroc, metrics.auroc_standard_error, metrics.aupr, metrics.fpr95, metrics.roc):
+        for pair in ((torch.rand(3, 2), torch.rand(3)), (torch.rand(3), torch.rand(3, 1))):
+            with pytest.raises(ValueError, match=r"\(n,\) and \(m,\), one a row.*amax"):
+                metric(*pair)
+
+
 # --- many rows ------------------------------------------------------------------------------------------
 
 

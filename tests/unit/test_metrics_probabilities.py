@@ -148,3 +148,65 @@ def test_an_impossible_one_of_several_costs_a_finite_nll() -> None:
 def test_multi_hot_labels_have_the_shape_of_the_probabilities() -> None:
     with pytest.raises(ValueError, match=r"multi-hot labels must both be \(n, K\)"):
         metrics.precision_at_1(torch.ones(2, 3), torch.ones(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_terms_are_those_of_the_values_in_float64(dtype: torch.dtype, generator: torch.Generator) -> None:
+    """Half precision has no 1e-38 to clamp to, and rounds sums over classes; with many classes in pieces."""
+    probs = (0.01 + 0.98 * torch.rand(40, 300, generator=generator)).to(dtype)
+    probs[0, :2] = torch.tensor([0.0, 1.0])
+    labels = (torch.rand(40, 300, generator=generator) < 0.1).float()
+    labels[0, :2] = torch.tensor([0.0, 1.0])
+    found = metrics.binary_nll_terms(probs, labels)
+    expected = F.binary_cross_entropy(probs.double(), labels.double(), reduction="none").sum(1)
+    assert torch.allclose(found, expected, rtol=1e-12)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hetsngp.metrics.probabilities.CHUNK", 1000)
+        assert torch.equal(metrics.binary_nll_terms(probs, labels), found)
+    one = torch.softmax(torch.randn(40, 300, generator=generator), -1).to(dtype)
+    y = torch.randint(300, (40,), generator=generator)
+    exact = (one.double() - F.one_hot(y, 300)).square().sum(1)
+    assert torch.allclose(metrics.brier_terms(one, y), exact, rtol=1e-6)
+
+
+# --- refusals -------------------------------------------------------------------------------------------
+
+
+def test_labels_out_of_range_are_refused(predictions: tuple[torch.Tensor, torch.Tensor]) -> None:
+    probs, labels = predictions
+    for metric in (metrics.accuracy, metrics.ece, metrics.nll, metrics.brier):
+        for wrong in (labels + 1, labels - 1):
+            with pytest.raises(ValueError, match=r"classes 0 … 3: renumber"):
+                metric(probs, wrong)
+        with pytest.raises(TypeError, match=r"labels\.long\(\)"):
+            metric(probs, labels.double())
+        with pytest.raises(ValueError, match=r"one class only.*torch\.cat\(\[1 - p, p\], 1\)"):
+            metric(torch.ones(3, 1), torch.zeros(3).long())
+        assert metric(probs, labels.int()) == metric(probs, labels)
+
+
+def test_logits_and_log_probabilities_are_refused(predictions: tuple[torch.Tensor, torch.Tensor]) -> None:
+    probs, labels = predictions
+    votes = F.one_hot(labels, 4)
+    for metric, target in (
+        *((metric, labels) for metric in (metrics.ece, metrics.nll, metrics.brier)),
+        *((metric, votes) for metric in (metrics.vote_nll, metrics.vote_kl, metrics.multi_label_nll)),
+    ):
+        for wrong in (probs.log(), 8 * probs):
+            with pytest.raises(ValueError, match=r"no probabilities.*softmax\(-1\).*\.exp\(\)"):
+                metric(wrong, target)
+    with pytest.raises(ValueError, match=r"add up to .*multi-hot"):
+        metrics.nll(torch.full((500, 4), 0.5), labels)
+    assert math.isfinite(metrics.multi_label_nll(torch.full((500, 4), 0.5), votes))
+
+
+def test_bad_confidences_are_refused() -> None:
+    right = torch.tensor([True, False])
+    for metric in (metrics.calibration_error, metrics.reliability_bins):
+        for wrong in (math.nan, -0.5, 1.5):
+            with pytest.raises(ValueError, match=r"in \[0, 1\].*NaN"):
+                metric(torch.tensor([wrong, 0.5]), right)
+        with pytest.raises(ValueError, match=r"both be \(n,\).*amax"):
+            metric(torch.rand(2, 2), right)
+        with pytest.raises(ValueError, match="num_bins"):
+            metric(torch.rand(2), right, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import torch
 from matplotlib import image
 
 from hetsngp.evaluation import evaluate, panels, plots, report_plots
-from hetsngp.evaluation.corrupted_plots import severity_panel
+from hetsngp.evaluation.corrupted_plots import draw_corrupted, severity_panel
+from hetsngp.evaluation.report_text import verdict
 from hetsngp.types import Prediction
 
 N, CLASSES = 80, 3
@@ -107,6 +109,25 @@ def test_the_summary_says_which_way_it_errs(confidence: float, share: float, wor
     assert words in line
 
 
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_all_right_or_all_wrong_may_be_chance(share: float) -> None:
+    """20 rows, all right at a confidence of 0.95, happen in a third of all cases."""
+    q = sure(0.95, share).id
+    assert q.accuracy_standard_error > 0
+    few = replace(q, rows=20, overconfidence_standard_error=(0.95 * 0.05 / 20) ** 0.5)
+    chance = "neither over- nor under-confident beyond chance"
+    assert (verdict(few) == chance) == (share == 1.0)
+
+
+def test_chance_is_two_standard_errors() -> None:
+    """Of the calibrated model: √(Σ c(1−c))/n, not of the accuracy."""
+    q = sure(0.9, 0.9).id
+    error = q.overconfidence_standard_error
+    assert error == pytest.approx((0.9 * 0.1 / N) ** 0.5, rel=1e-6)
+    for many, beyond in ((1.1, False), (-1.9, False), (2.1, True), (-2.1, True)):
+        assert ("beyond chance" not in verdict(replace(q, overconfidence=many * error))) == beyond
+
+
 def test_the_summary_names_every_ood_set(report: Any) -> None:
     line = report.summary()[2]
     (name, first), (other, second) = ((n, each.scores["ood_score"]) for n, each in report.ood.items())
@@ -128,8 +149,9 @@ def test_a_model_without_any_doubt_says_so() -> None:
     assert "same for every row" in report.summary()[2]
     assert report.selection.keys() == {"one_minus_confidence"}
     json.dumps(report.to_dict(), allow_nan=False)
-    assert report.markdown()
-    assert str(report)
+    for text in (report.markdown(), str(report)):
+        assert "AUROC ↑" not in text  # no headings without rows
+        assert "doubt is the same for all rows" in text
 
 
 def test_damage_is_told_from_least_to_most(report: Any) -> None:
@@ -224,6 +246,14 @@ def test_save_draws_only_what_there_is(tmp_path: Path) -> None:
         "risk_coverage.png",
     }
     assert "roc.png" not in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+def test_pictures_of_an_earlier_report_do_not_stay(report: Any, tmp_path: Path) -> None:
+    for name in ("roc.png", "scores.png", "corrupted.png", "mine.png"):
+        (tmp_path / name).write_bytes(b"old")
+    text = sure(0.9, 0.8).save(tmp_path).read_text(encoding="utf-8")
+    links = re.findall(r"!\[[^]]*\]\(([^)]*)\)", text)
+    assert {file.name for file in tmp_path.glob("*.png")} == {*links, "mine.png"}
 
 
 # --- pictures -------------------------------------------------------------------------------------------
@@ -321,6 +351,38 @@ def test_severities_begin_with_the_clean_set(report: Any) -> None:
     by = report.corrupted.by_severity
     assert list(x) == [0, 1, 2]
     assert list(y) == pytest.approx([100 * report.id.accuracy, 100 * by[1].accuracy, 100 * by[2].accuracy])
+
+
+def test_per_cents_end_at_a_hundred() -> None:
+    """And a model without doubt has no panel of it, which would be empty."""
+    probs = torch.full((2 * N, CLASSES), 0.0)
+    probs[:, 0] = 1.0
+    for label in (0, 1):  # all right, all wrong
+        y = torch.full((N,), label)
+        found = evaluate(Told(probs, torch.zeros(2 * N)), [(ROWS, y)], corrupted={("fog", 1): [(ROWS, y)]})
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            figures = [draw_corrupted(found), report_plots.draw_overview(found)]
+            for figure in figures:
+                figure.draw_without_rendering()
+        assert "Mean doubt under corruption" not in [ax.get_title() for ax in figures[0].axes]
+        shown = [ax for figure in figures for ax in figure.axes if ax.get_ylabel().startswith("% ")]
+        assert len(shown) == 3
+        for ax in shown:
+            low, high = ax.get_ylim()
+            ticks = [tick for tick in ax.get_yticks() if low <= tick <= high]
+            assert ticks
+            assert 0 <= min(ticks) < max(ticks) <= 100
+
+
+def test_a_narrow_overview_has_the_whole_verdict() -> None:
+    figure = report_plots.draw_overview(sure(0.82, 0.8))
+    assert len(figure.axes) == 3
+    title = figure._suptitle
+    assert "neither over- nor under-confident beyond chance" in title.get_text().replace("\n", " ")
+    figure.draw_without_rendering()
+    whole, extent = figure.get_window_extent(), title.get_window_extent()
+    assert whole.x0 <= extent.x0 < extent.x1 <= whole.x1
 
 
 def test_no_legend_covers_data(report: Any) -> None:

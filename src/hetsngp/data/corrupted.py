@@ -169,8 +169,8 @@ class Mapped(Mapping[Any, Made], Generic[Made]):
 
     def fingerprint(self, key: Any) -> str | None:
         """That of the set, with ``about``; None where one of them is missing."""
-        told = getattr(self.sets, "fingerprint", None)
-        return None if self.about is None or told is None else f"{told(key)} {self.about}"
+        told = getattr(self.sets, "fingerprint", lambda key: None)(key)
+        return None if self.about is None or told is None else f"{told} {self.about}"
 
     def __getitem__(self, key: Any) -> Made:
         return self.fn(self.sets[key])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hetsngp.evaluation.panels import FAMILIAR, legend_under, score_style
+from hetsngp.evaluation.panels import FAMILIAR, legend_under, score_style, within
 from hetsngp.evaluation.plots import new_figure
 from hetsngp.evaluation.report_text import label
 
@@ -26,7 +26,8 @@ def draw_corrupted(report: Report) -> Any:
     grid = figure.add_gridspec(2, 3, width_ratios=(1, 1, 1.1))
     for place, name in zip((grid[0, 0], grid[0, 1], grid[1, 0]), TITLES, strict=True):
         severity_panel(figure.add_subplot(place), report, name)
-    _doubt_panel(figure.add_subplot(grid[1, 1]), report)
+    if _in_nats(report):
+        _doubt_panel(figure.add_subplot(grid[1, 1]), report)
     _table_panel(figure.add_subplot(grid[:, 2]), report)
     return figure
 
@@ -45,6 +46,7 @@ def severity_panel(ax: Any, report: Report, name: str) -> None:
     means = [factor * getattr(mean, name) for mean in by.by_severity.values()]
     ax.plot((0, *by.by_severity), (clean, *means), color=FAMILIAR, marker="o", linewidth=2, label="mean")
     _severities(ax, report)
+    within(ax, *((1.0, 100.0) if name == "accuracy" else (0.01,)))
     ax.set(ylabel=UNITS[name], title=f"{TITLES[name]} under corruption")
     legend_under(ax)
 
@@ -52,7 +54,7 @@ def severity_panel(ax: Any, report: Report, name: str) -> None:
 def _doubt_panel(ax: Any, report: Report) -> None:
     by = report.corrupted
     assert by is not None
-    for score in (score for score in NATS if score in report.scores):
+    for score in _in_nats(report):
         means = [mean.scores[score] for mean in by.by_severity.values()]
         ax.plot(
             (0, *by.by_severity),
@@ -65,6 +67,10 @@ def _doubt_panel(ax: Any, report: Report) -> None:
     ax.set(ylabel="nats", title="Mean doubt under corruption")
     ax.set_ylim(bottom=0)
     legend_under(ax, columns=3)
+
+
+def _in_nats(report: Report) -> list[str]:
+    return [score for score in NATS if score in report.scores]
 
 
 def _severities(ax: Any, report: Report) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -64,9 +65,12 @@ def evaluate(
         ood: Data unlike those of training, by name; loaders yield x, or (x, y) whose y is not looked at.
         corrupted: ``id`` with damage, by (corruption, severity). Each loader is asked for when its turn comes
             and let go before the next: a mapping that makes them on demand never holds two. If it has a
-            method ``fingerprint(key) -> str`` of the data, a set that was measured before is not even made.
+            method ``fingerprint(key) -> str | None``, the same text for the same data and another for others,
+            a set that was measured before is not even made. Without it, or where it says None, the set is
+            made and looked at.
         out: A folder for the report and its pictures. Finished parts are kept in ``out/parts`` and not
-            measured again as long as model, settings and data are the same (:mod:`hetsngp.evaluation.parts`).
+            measured again as long as model, settings, data and code are the same, where they can be compared
+            (:mod:`hetsngp.evaluation.parts`).
         title: For headings; None: the model's class.
         num_samples: Handed on to ``predict``.
         generator: For random integration points; None: fixed ones, and the same numbers every time.
@@ -91,7 +95,7 @@ def evaluate(
         _prepare(Path(out))
     seed = None if generator is None else draw_seed(generator)
     folder = None if out is None else Path(out) / "parts"
-    settings = json.dumps({"num_samples": num_samples, "seed": seed, "num_bins": num_bins})
+    settings = json.dumps({"num_samples": num_samples, "seed": seed})
     known = None if folder is None else model_fingerprint(model)
     outside, damaged = ood or {}, corrupted or {}
     start = time.perf_counter()
@@ -100,7 +104,7 @@ def evaluate(
         run = _Run(predictor, Parts(folder, known, settings), seed, num_bins, fresh, progress)
         inside = run.rows(id, "id", labelled=True)
         others = {name: run.rows(outside[name], f"ood[{name!r}]", labelled=False) for name in outside}
-        sets = [run.corrupted(damaged, corruption, severity) for corruption, severity in damaged]
+        sets = [run.corrupted(damaged, key) for key in damaged]
     assert inside.correct is not None
     names = offered([inside, *others.values()])
     order = dict.fromkeys([*names, "one_minus_confidence"])
@@ -152,13 +156,15 @@ class _Run:
         self.parts.write(name, fingerprint, rows.arrays())
         return rows
 
-    def corrupted(self, sets: Mapping[tuple[str, int], Any], corruption: str, severity: int) -> CorruptedSet:
+    def corrupted(self, sets: Mapping[tuple[str, int], Any], key: tuple[str, int]) -> CorruptedSet:
         """The same for numbers: of 75 sets the rows would be many."""
-        name, key = f"corrupted[{corruption!r}, {severity}]", (corruption, severity)
-        told = getattr(sets, "fingerprint", None)  # of a mapping that need not make a set to tell which it is
+        corruption, severity = key[0], operator.index(key[1])  # NumPy's are no int
+        name = f"corrupted[{corruption!r}, {severity}]"
+        tell = getattr(sets, "fingerprint", None)  # of a mapping that need not make a set to tell which it is
+        told = tell(key) if callable(tell) else None
         # No name for the loader here: it must be gone before the next is made.
-        data: str | Batches = str(told(key)) if callable(told) else Batches(sets[key], name)
-        fingerprint = self.parts.fingerprint(name, data)
+        data: str | Batches = Batches(sets[key], name) if told is None else str(told)
+        fingerprint = self.parts.fingerprint(name, data, self.num_bins)
         kept = None if self.fresh else self.parts.read(name, fingerprint)
         if kept is not None:
             numbers = json.loads(str(kept["numbers"]))
@@ -252,10 +258,9 @@ def _check_arguments(id: Any, ood: Any, corrupted: Any, num_samples: Any, num_bi
 
 
 def _is_corruption(key: Any) -> bool:
-    return (
-        isinstance(key, tuple)
-        and len(key) == 2
-        and isinstance(key[0], str)
-        and isinstance(key[1], int)
-        and not isinstance(key[1], bool)
-    )
+    if not isinstance(key, tuple) or len(key) != 2 or not isinstance(key[0], str):
+        return False
+    try:
+        return not isinstance(key[1], bool) and operator.index(key[1]) is not None
+    except TypeError:
+        return False

@@ -12,6 +12,7 @@ from torch import Tensor
 from hetsngp import metrics
 from hetsngp.evaluation.report_text import label
 from hetsngp.evaluation.rows import SCORES
+from hetsngp.evaluation.scores import wilson
 
 if TYPE_CHECKING:
     from hetsngp.evaluation.reports import Report
@@ -100,9 +101,18 @@ def reliability_panel(upper: Any, lower: Any, report: Report) -> None:
 
 def _wilson(share: np.ndarray, count: np.ndarray) -> np.ndarray:
     """(2, n) below and above: one standard error as Wilson's interval has it, not 0 where all are right."""
-    centre = (share + 0.5 / count) / (1 + 1 / count)
-    half = np.sqrt(share * (1 - share) / count + 0.25 / count**2) / (1 + 1 / count)
-    return np.clip(np.stack([share - (centre - half), centre + half - share]), 0, None)
+    middle, half = wilson(share, count)
+    return np.clip(np.stack([share - (middle - half), middle + half - share]), 0, None)
+
+
+def within(ax: Any, least: float, most: float = np.inf) -> None:
+    """From 0 at the lowest to ``most`` at the highest, with room for a line at either; at least to ``least``,
+    so that rounding does not fill the axes.
+    """
+    low, high = (float(np.clip(end, 0, most)) for end in ax.get_ylim())
+    high = max(high, least)
+    room = 0.02 * (high - low)
+    ax.set_ylim(low - room, high + room)
 
 
 def _plain_ticks(axis: Any) -> None:
@@ -124,6 +134,7 @@ def risk_panel(ax: Any, report: Report, scores: Sequence[str], legend: bool = Tr
     )
     ax.set(xlim=(0, 100), xlabel="% of rows answered, surest first", ylabel="% wrong among them")
     ax.set_ylim(bottom=0)
+    within(ax, 1.0, 100.0)
     ax.set_title("Risk and coverage")
     if legend:
         legend_under(ax)

@@ -1,35 +1,36 @@
 """Finished parts of an evaluation on disk, so that an interrupted one goes on where it was.
 
-A part is taken from its file only where model, settings and data are those it was measured with. Of the data
-that is: the first batch, the number of batches, and all that lies in memory or in a list (tensors, file
-names, labels). A file whose content changed under the same name is seen if it is in the first batch.
+A part is taken from its file only where all that decides its numbers is what it was: our code and torch's
+version, autocast, model, settings and data. Of the data that is: the first batch, the number of batches, and
+all that lies in memory or in a list (tensors, file names, labels, the order of a sampler). A file whose
+content changed under the same name is seen if it is in the first batch. What cannot be compared is not kept:
+data whose length is not known (a generator would be known by its first batch alone), and whatever
+:mod:`hetsngp.evaluation.digests` cannot see into.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from pathlib import Path, PurePath
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hetsngp.counting import num_batches
+from hetsngp.evaluation.digests import Digest, Unseen
 from hetsngp.evaluation.rows import Batches
-from hetsngp.evaluation.store import write_atomically
+from hetsngp.evaluation.store import code_hash, write_atomically
 
-# Of what the files hold: raised when the same name comes to mean something else.
-FORMAT = 1
-_DEEPEST = 8
-_PLAIN = str | int | float | complex | bytes | np.generic | PurePath
-_CODE = type | FunctionType | BuiltinFunctionType | MethodType | ModuleType
+# Of our code that decides the numbers of a part, what ``code_hash`` leaves out.
+MEASURING = ("digests", "measuring", "parts", "predictors", "restriction", "rows", "scores")
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,17 @@ class Parts:
     model: str | None
     settings: str
 
-    def fingerprint(self, name: str, data: Batches | str) -> str | None:
-        """Of all that decides the numbers of a part; None: it is not kept. A text stands for its data."""
+    def fingerprint(self, name: str, data: Batches | str, num_bins: int | None = None) -> str | None:
+        """Of all that decides the numbers of a part; None: it is not kept. A text stands for its data;
+        ``num_bins`` is for numbers that depend on it.
+        """
         if self.folder is None or self.model is None:
             return None
-        data = data if isinstance(data, str) else data_fingerprint(data)
-        decides = [str(FORMAT), self.model, self.settings, name, data]
-        return hashlib.sha256("\0".join(decides).encode()).hexdigest()
+        told = data if isinstance(data, str) else data_fingerprint(data)
+        if told is None:
+            return None
+        decides = [surroundings(), self.model, self.settings, str(num_bins), name, told]
+        return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
     def read(self, name: str, fingerprint: str | None) -> dict[str, np.ndarray] | None:
         """What :meth:`write` wrote with this fingerprint, or None; a damaged file counts as none."""
@@ -74,93 +79,40 @@ class Parts:
         return self.folder / f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}.npz"
 
 
+def surroundings() -> str:
+    """Our code, torch's version, and the precision that autocast sets."""
+    cast = [(d, str(torch.get_autocast_dtype(d))) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+    return json.dumps([_code(), torch.__version__, cast])
+
+
+@functools.cache
+def _code() -> str:
+    files = [Path(__file__).with_name(f"{name}.py") for name in MEASURING]
+    return code_hash() + hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+
+
 def model_fingerprint(model: Any) -> str | None:
-    """Of weights, posterior and how it was built; None for an object that has neither tensors that we can see
-    nor a method ``fingerprint() -> str``.
+    """Of a network: its tensors, the plain attributes of its modules and the code of their classes; of the
+    estimator the same and its settings. None for another object, unless it has a method ``fingerprint() ->
+    str | None`` that says, and for one that cannot be seen into.
     """
     if callable(getattr(model, "fingerprint", None)):
         told = model.fingerprint()
         return None if told is None else str(told)
-    digest = _Digest()
-    if isinstance(model, nn.Module):
-        digest.add(model.state_dict())
-        digest.add([(type(each).__name__, getattr(each, "config", None)) for each in model.modules()])
-        return digest.hex()
-    if hasattr(model, "predict_uncertainty"):  # the estimator: None is its model of a single class
-        fitted = [getattr(model, name, None) for name in ("classes_", "mean_", "scale_")]
-        network = getattr(model, "model_", None)
-        digest.add([fitted, network and model_fingerprint(network)])
-        return digest.hex()
-    return None
+    if not isinstance(model, nn.Module) and not hasattr(model, "predict_uncertainty"):
+        return None
+    try:
+        return Digest().of(model)
+    except Unseen:
+        return None
 
 
-def data_fingerprint(batches: Batches) -> str:
-    """Of the first batch, and of all that is plain to see in the loader's data set."""
-    digest = _Digest()
-    digest.add(batches.first)
-    digest.add(num_batches(batches.loader))
-    digest.add(getattr(batches.loader, "dataset", batches.loader))
-    return digest.hex()
-
-
-class _Digest:
-    """SHA-256 of nested values: tensors and arrays by their bytes, objects by their attributes.
-
-    Code counts by its name, and what is none of these (an open file) by its type alone.
-    """
-
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
-        self._met: dict[int, tuple[int, Any]] = {}  # with the object, so that no other gets its id
-
-    def hex(self) -> str:
-        return self._hash.hexdigest()
-
-    def add(self, value: Any, depth: int = 0) -> None:
-        if isinstance(value, Tensor):
-            value = value.detach().cpu().contiguous()
-            # As bytes: NumPy has no bfloat16.
-            self._add_array(str(value.dtype), value.shape, value.flatten().view(torch.uint8).numpy())
-        elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            self._add_array(str(value.dtype), value.shape, np.ascontiguousarray(value))
-        elif value is None or isinstance(value, _PLAIN):
-            self._tag(f"{type(value).__name__}:{value!r}")
-        elif isinstance(value, _CODE):
-            self._tag(f"{type(value).__name__}:{getattr(value, '__qualname__', value.__name__)}")
-        elif depth > _DEEPEST:
-            self._tag("…")
-        elif id(value) in self._met:
-            self._tag(f"…{self._met[id(value)][0]}")
-        else:
-            self._met[id(value)] = (len(self._met), value)
-            self._add_parts(value, depth + 1)
-
-    def _add_parts(self, value: Any, depth: int) -> None:
-        self._tag(type(value).__name__)
-        if isinstance(value, np.ndarray):
-            value = value.tolist()
-        if isinstance(value, list) and len(value) > 1000 and isinstance(value[0], str | int | tuple):
-            try:  # quick for the many labels and file names of a folder of images
-                self._tag(json.dumps(value))
-                return
-            except (TypeError, ValueError):
-                pass
-        if isinstance(value, Mapping):
-            named = [(str(key), part) for key, part in value.items()]
-        elif isinstance(value, list | tuple):
-            named = [("", part) for part in value]
-        elif is_dataclass(value):
-            named = [(field.name, getattr(value, field.name)) for field in fields(value)]
-        else:
-            named = sorted(getattr(value, "__dict__", {}).items())
-        self._tag(str(len(named)))
-        for name, part in named:
-            self._tag(name)
-            self.add(part, depth)
-
-    def _add_array(self, dtype: str, shape: Any, data: np.ndarray) -> None:
-        self._tag(f"{dtype}{tuple(shape)}")
-        self._hash.update(data.data if data.size else b"")
-
-    def _tag(self, text: str) -> None:
-        self._hash.update(f"{len(text)}:{text}".encode())
+def data_fingerprint(batches: Batches) -> str | None:
+    """Of the first batch, and of all that is plain to see in the loader and its data set."""
+    count = num_batches(batches.loader)
+    if count is None:
+        return None
+    try:
+        return Digest().of([batches.first, count, batches.loader])
+    except Unseen:
+        return None

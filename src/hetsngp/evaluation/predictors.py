@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +46,7 @@ class Predictor:
         return has_several_labels(self.model)
 
     def predict(self, x: Any, generator: torch.Generator | None = None) -> Prediction:
-        """Of a batch, as tensors."""
+        """Of a batch, as tensors; a network gets its NumPy arrays as tensors too."""
         if self._is_estimator:
             if generator is not None:
                 raise TypeError("an estimator predicts at fixed points: leave generator out")
@@ -53,6 +54,9 @@ class Predictor:
             return self.model.predict_uncertainty(rows).map(torch.as_tensor)
         given = {"num_samples": self.num_samples, "generator": generator}
         given = {name: value for name, value in given.items() if value is not None}
+        network = self.model if isinstance(self.model, nn.Module) else getattr(self.model, "model", None)
+        if isinstance(network, nn.Module):  # itself, or what restrict() was given
+            x = _as_tensors(x, network)
         with torch.no_grad():
             prediction = self.model.predict(to_device(x, self.device), **given)
         if not isinstance(prediction, Prediction):
@@ -81,6 +85,15 @@ class Predictor:
             )
         return check_multi_hot(y, classes, rows) if several else check_class_labels(y, classes, rows)
 
+    def total(self, labels: Tensor | None) -> str:
+        """What a row's probabilities add up to: "one"; with several labels "any"; "part" of one where some
+        classes were left out.
+        """
+        several = self.multi_hot if labels is None else labels.dim() == 2
+        if several is None or several:
+            return "any"
+        return "part" if getattr(self.model, "normalise", None) == "none" else "one"
+
     def _class_numbers(self, y: Any) -> Tensor:
         """Of the labels the estimator was fitted with."""
         classes = self.model.classes_
@@ -93,6 +106,21 @@ class Predictor:
                 "out, or give them as ood"
             )
         return torch.as_tensor(codes)
+
+
+def _as_tensors(x: Any, network: nn.Module) -> Any:
+    """NumPy's arrays as tensors, and its float64, which most are by default, as the network's numbers."""
+    if isinstance(x, Mapping):
+        return {name: _as_tensors(value, network) for name, value in x.items()}
+    if isinstance(x, tuple | list):
+        parts = [_as_tensors(value, network) for value in x]
+        return parts if isinstance(x, list) else tuple(parts)
+    if not isinstance(x, np.ndarray):
+        return x
+    if x.dtype.kind not in "biuf":
+        raise TypeError(f"x is an array of {x.dtype}, which a network does not take: give it numbers")
+    dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), None)
+    return torch.as_tensor(x, dtype=dtype if x.dtype.kind == "f" else None)
 
 
 def has_several_labels(model: Any) -> bool | None:

@@ -24,20 +24,26 @@ if TYPE_CHECKING:
 
 
 def draw_report(report: Report, folder: Path) -> dict[str, Path]:
-    """Write all pictures that there are data for; their names and files."""
-    drawings: dict[str, Callable[[Report], Any]] = {
-        "overview": draw_overview,
-        "reliability": draw_reliability,
+    """Write all pictures that there are data for; their names and files. Those of an earlier report that this
+    one has no data for are removed.
+    """
+    outside, damaged = bool(report.ood and report.scores), report.corrupted is not None
+    drawings: dict[str, tuple[bool, Callable[[Report], Any]]] = {
+        "overview": (True, draw_overview),
+        "reliability": (True, draw_reliability),
+        "risk_coverage": (True, draw_risk_coverage),
+        "roc": (outside, draw_roc),
+        "scores": (outside, draw_scores),
+        "corrupted": (damaged, draw_corrupted),
     }
-    drawings["risk_coverage"] = draw_risk_coverage
-    if report.ood and report.scores:
-        drawings |= {"roc": draw_roc, "scores": draw_scores}
-    if report.corrupted is not None:
-        drawings["corrupted"] = draw_corrupted
     written = {}
-    for name, draw in drawings.items():
-        written[name] = folder / ("report.png" if name == "overview" else f"{name}.png")
-        save_figure(draw(report), written[name])
+    for name, (has_data, draw) in drawings.items():
+        path = folder / ("report.png" if name == "overview" else f"{name}.png")
+        if has_data:
+            save_figure(draw(report), path)
+            written[name] = path
+        else:
+            path.unlink(missing_ok=True)
     return written
 
 
@@ -130,13 +136,13 @@ def _titled(ax: Any, title: str, report: Report, score: str) -> None:
 
 
 def _headline(report: Report, letters: int) -> str:
-    """Lines of at most so many ``letters``."""
+    """Lines of at most so many ``letters``; the numbers wrap, names are cut."""
     q = report.id
     kind = "precision@1" if report.several_labels else "accuracy"
-    lines = [
-        report.title,
-        f"{kind} {100 * q.accuracy:.1f} %  ·  NLL {q.nll:.3f}  ·  ECE {q.ece:.3f} ({verdict(q)})",
-    ]
+    numbers = f"{kind} {100 * q.accuracy:.1f} %  ·  NLL {q.nll:.3f}  ·  ECE {q.ece:.3f}"
+    lines = [report.title]
+    whole = f"{numbers} ({verdict(q)})"
+    lines += [whole] if len(whole) <= letters else [numbers, verdict(q)]
     found = [
         f"{name} {each.scores['ood_score'].auroc:.3f}"
         for name, each in report.ood.items()

@@ -15,16 +15,18 @@ WIDTH = 80
 # Two standard errors: what differs by less may be chance.
 CHANCE = 2.0
 NOTES = (
-    "↑ higher is better, ↓ lower. NLL in nats; Brier from 0 to 2; ± is one standard error. OOD is the "
-    "positive class: AUROC is how often an OOD row has the higher score (0.5 is chance), FPR95 the share of "
-    "familiar rows flagged when 95 % of the OOD rows are, AUPR average precision with OOD (out) or the "
-    "familiar rows (in) as positive, which depends on how many there are of each. AURC is the mean error "
-    "over all shares of rows answered, surest first; its excess is what the best order would not have; "
-    "beside them is the accuracy on the surest 80, 90 and 95 %. Doubt is a mean, in nats."
+    "↑ higher is better, ↓ lower. NLL in nats; Brier from 0 to 2; ± is one standard error, of accuracy by "
+    "Wilson's interval. OOD is the positive class: AUROC is how often an OOD row has the higher score (0.5 "
+    "is chance), FPR95 the share of familiar rows flagged when 95 % of the OOD rows are, AUPR average "
+    "precision with OOD (out) or the familiar rows (in) as positive, which depends on how many there are of"
+    " each. AURC is the mean error over all shares of rows answered, surest first; its excess is what the "
+    "best order would not have; beside them is the accuracy on the surest 80, 90 and 95 %. Doubt is a mean,"
+    " in nats."
 )
 AFTERWARDS = (
     "Bold: the best in its column, known only with the OOD rows at hand. ood_score is the one chosen before."
 )
+NO_SCORE = "Every measure of doubt is the same for all rows, so none tells these apart."
 
 
 def summary(report: Report) -> list[str]:
@@ -42,8 +44,9 @@ def markdown(report: Report, pictures: Mapping[str, str]) -> str:
     blocks += [f"## In distribution\n\n{report.id.rows:,} rows, {kind}.", _table(*_quality(report))]
     blocks.append(_picture("reliability", pictures))
     for name, outside in report.ood.items():
-        blocks += [f"## Out of distribution: {name}\n\n{outside.rows:,} rows.", _table(*_ood(report, name))]
-    if report.ood:
+        found = _table(*_ood(report, name)) if outside.scores else NO_SCORE
+        blocks += [f"## Out of distribution: {name}\n\n{outside.rows:,} rows.", found]
+    if report.ood and report.scores:
         blocks += [AFTERWARDS, _picture("roc", pictures), _picture("scores", pictures)]
     blocks += ["## Answering only where it is sure", _table(*_selection(report))]
     blocks.append(_picture("risk_coverage", pictures))
@@ -61,7 +64,9 @@ def plain_text(report: Report) -> str:
     blocks = [report.title[:WIDTH]]
     blocks.append("\n".join(_wrapped(line) for line in report.summary()))
     blocks.append(_columns(*_quality(report)))
-    blocks += [f"{f'OOD {name}'[:WIDTH]}\n{_columns(*_ood(report, name, bold=False))}" for name in report.ood]
+    for name, outside in report.ood.items():
+        found = _columns(*_ood(report, name, bold=False)) if outside.scores else NO_SCORE
+        blocks.append(f"{f'OOD {name}'[:WIDTH]}\n{found}")
     blocks.append(f"answering only where it is sure\n{_columns(*_selection(report))}")
     if report.corrupted is not None:
         blocks.append(f"corrupted\n{_columns(*_corrupted(report, report.corrupted.by_severity, 'severity'))}")
@@ -98,8 +103,8 @@ def _calibrated(report: Report) -> str:
 
 
 def verdict(q: Quality) -> str:
-    """Over- or under-confident, and by how much, if by more than chance."""
-    if abs(q.overconfidence) <= CHANCE * q.accuracy_standard_error:
+    """Over- or under-confident, and by how much, if by more than chance makes of right confidences."""
+    if abs(q.overconfidence) <= CHANCE * q.overconfidence_standard_error:
         return "neither over- nor under-confident beyond chance"
     side = "over" if q.overconfidence > 0 else "under"
     return f"{side}-confident by {100 * abs(q.overconfidence):.1f} points"
@@ -162,7 +167,6 @@ def _ood(report: Report, name: str, bold: bool = True) -> Table:
     best = {
         kind: (min if kind == "fpr95" else max)(getattr(d, kind) for d in outside.scores.values())
         for kind in kinds
-        if outside.scores
     }
     rows = []
     for score, found in outside.scores.items():

@@ -95,7 +95,8 @@ class Report:
         return report_text.plain_text(self)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write report.json, report.md and the pictures into ``folder``, each whole or not at all.
+        """Write report.json, report.md and the pictures into ``folder``, each whole or not at all; a picture
+        of an earlier report that this one does not have is removed.
 
         Returns report.md. Pictures need matplotlib: ``pip install 'hetsngp[cli]'``.
         """

@@ -13,6 +13,7 @@ from torch import Tensor
 from hetsngp import metrics
 from hetsngp.counting import is_device_loader
 from hetsngp.evaluation.predictors import Predictor
+from hetsngp.metrics.probabilities import check_probs
 from hetsngp.types import Prediction
 from hetsngp.validation import check_batch
 
@@ -27,9 +28,6 @@ SCORES = (
     "one_minus_confidence",
 )
 """Every measure of doubt in a :class:`hetsngp.Prediction`; higher is less sure."""
-
-# 1 with room for what float16 rounds; a logit is soon above.
-MOST_PROBABLE = 1.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +119,16 @@ def check_loader(loader: Any, where: str) -> None:
             f"{where} must be a loader of batches, e.g. a DataLoader or a list [(x, y)], got "
             f"{type(loader).__name__}"
         )
+    if isinstance(loader, list | tuple) and len(loader) == 2 and _is_one_batch(*loader):
+        raise TypeError(
+            f"{where} is x and y of one batch, but must be a list of batches: put it into one, [(x, y)]"
+        )
+
+
+def _is_one_batch(x: Any, y: Any) -> bool:
+    """Inputs and labels, and not two batches of inputs, which are alike."""
+    arrays = isinstance(x, Tensor | np.ndarray) and isinstance(y, Tensor | np.ndarray)
+    return arrays and (x.ndim != y.ndim or x.dtype != y.dtype)
 
 
 def predict_rows(
@@ -135,14 +143,16 @@ def predict_rows(
     parts: list[dict[str, Tensor]] = []
     classes: int | None = None
     for x, y in batches.labelled() if labelled else batches.inputs():
-        prediction = predictor.predict(x, generator)
-        if classes is None:
-            classes = prediction.probs.shape[-1]
         try:
+            prediction = predictor.predict(x, generator)
             labels = predictor.labels(y, prediction) if labelled else None
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{batches.where}: {error}") from error
-        parts.append(_reduce(prediction, labels))
+            check_probs(prediction.probs, total=predictor.total(labels))
+            parts.append(_reduce(prediction, labels))
+        except Exception as error:
+            if error.args and isinstance(error.args[0], str):  # another's keeps its words
+                error.args = (f"{batches.where}: {error.args[0]}", *error.args[1:])
+            raise
+        classes = classes or prediction.probs.shape[-1]
         on_batch(len(prediction))
     assert classes is not None
     values = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
@@ -156,7 +166,8 @@ def predict_rows(
 
 def _reduce(prediction: Prediction, labels: Tensor | None) -> dict[str, Tensor]:
     probs, confidence = prediction.probs, prediction.confidence
-    values = {name: getattr(prediction, name) for name in SCORES[:-1]}
+    # Copies: a column of a larger tensor would keep all of it.
+    values = {name: getattr(prediction, name).clone() for name in SCORES[:-1]}
     values["confidence"] = confidence
     if labels is None:
         return values
@@ -180,5 +191,3 @@ def _check(values: Mapping[str, Tensor], where: str) -> None:
                 f"{where}: {name} is NaN or infinite, first in row {int(bad.int().argmax())}: look at that "
                 "input, and whether training diverged; after a repair fit the posterior again"
             )
-    if float(values["confidence"].max()) > MOST_PROBABLE:
-        raise ValueError(f"{where}: probs exceed 1, so they are no probabilities: are they logits?")

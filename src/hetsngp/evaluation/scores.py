@@ -16,6 +16,8 @@ from hetsngp.evaluation.rows import SCORES, Rows
 COVERAGES = (0.80, 0.90, 0.95)
 # Rounding of float32, four times: less spread than this in parts of what a score was computed from is none.
 ROUNDING = 4 * torch.finfo(torch.float32).eps
+# Of entropies, so that they have the rounding of these.
+DIFFERENCES = ("model_uncertainty", "function_uncertainty", "member_uncertainty")
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,14 @@ class Quality:
     accuracy: float
     """Of several labels a row: precision@1, how often the most probable class is among them."""
     accuracy_standard_error: float
-    """√(a(1−a)/n), for other rows of the same kind."""
+    """Half of Wilson's interval of one standard error, for other rows of the same kind: √(a(1−a)/n) of many
+    rows, and not 0 where all are right."""
     confidence: float
     """Mean probability of the most probable class."""
     overconfidence: float
     """``confidence`` − ``accuracy``."""
+    overconfidence_standard_error: float
+    """√(Σ cᵢ(1−cᵢ))/n: what chance makes of ``overconfidence`` if every confidence cᵢ is right."""
     nll: float
     """Nats; of several labels a row the sum over classes."""
     ece: float
@@ -97,29 +102,38 @@ def quality(rows: Rows, num_bins: int) -> Quality:
     assert rows.correct is not None
     assert rows.nll is not None
     share, said = float(rows.correct.double().mean()), float(rows.confidence.mean())
+    spread = float((rows.confidence * (1 - rows.confidence)).clamp_min(0).sum())  # 1 may be rounded up
     return Quality(
         rows=len(rows),
         accuracy=share,
-        accuracy_standard_error=math.sqrt(share * (1 - share) / len(rows)),
+        accuracy_standard_error=wilson(share, len(rows))[1],
         confidence=said,
         overconfidence=said - share,
+        overconfidence_standard_error=math.sqrt(spread) / len(rows),
         nll=float(rows.nll.mean()),
         ece=metrics.calibration_error(rows.confidence, rows.correct, num_bins),
         brier=None if rows.brier is None else float(rows.brier.mean()),
     )
 
 
+def wilson(share: Any, count: Any) -> tuple[Any, Any]:
+    """Middle and half width of Wilson's interval of one standard error, of numbers or arrays."""
+    middle = (share + 0.5 / count) / (1 + 1 / count)
+    return middle, (share * (1 - share) / count + 0.25 / count**2) ** 0.5 / (1 + 1 / count)
+
+
 def offered(sets: Iterable[Rows]) -> tuple[str, ...]:
-    """The scores that are not the same for all rows of all sets."""
+    """The scores that are not the same for all rows of all sets; and of a model without members not the
+    function uncertainty, which is its model uncertainty.
+    """
     sets = tuple(sets)
-    names = []
-    for name in SCORES:
-        score = torch.cat([rows.scores[name] for rows in sets])
-        # A difference of two others, so it has the rounding of those.
-        made_of = "model_uncertainty" if name == "function_uncertainty" else name
-        reach = max(float(rows.scores[made_of].abs().max()) for rows in sets)
-        if float(score.max() - score.min()) > ROUNDING * reach:
-            names.append(name)
+    scores = {name: torch.cat([rows.scores[name] for rows in sets]) for name in SCORES}
+    reach = {name: float(score.abs().max()) for name, score in scores.items()}
+    made_of = max(reach["total_uncertainty"], reach["model_uncertainty"])
+    rounding = {name: ROUNDING * (made_of if name in DIFFERENCES else reach[name]) for name in SCORES}
+    names = [name for name, score in scores.items() if float(score.max() - score.min()) > rounding[name]]
+    if reach["member_uncertainty"] <= rounding["member_uncertainty"]:
+        names = [name for name in names if name != "function_uncertainty"]
     return tuple(names)
 
 

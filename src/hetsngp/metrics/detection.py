@@ -79,6 +79,11 @@ def _ranked(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _finite(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
+    if inside.dim() != 1 or outside.dim() != 1:
+        raise ValueError(
+            f"scores inside and outside must be (n,) and (m,), one a row, got {tuple(inside.shape)} and "
+            f"{tuple(outside.shape)}: of probs take e.g. 1 - probs.amax(-1)"
+        )
     if len(inside) == 0 or len(outside) == 0:
         raise ValueError("scores inside and outside must both have rows")
     # On the CPU: Apple's GPUs have no float64, and a sort is all there is to do.

@@ -12,9 +12,15 @@ import torch
 from torch import Tensor
 
 from hetsngp.metrics.library import torchmetrics
+from hetsngp.validation import check_positive
 
 TINY = torch.finfo(torch.float32).tiny
 """A probability that underflowed counts as this: 87 nats, whatever the precision."""
+
+# What half precision may round.
+ROUNDED = 0.01
+CHUNK = 2**22
+"""Values that are widened at once: 32 MiB in float64."""
 
 
 # --- one label a row ------------------------------------------------------------------------------------
@@ -26,7 +32,7 @@ def accuracy(probs: Tensor, labels: Tensor) -> float:
     >>> accuracy(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
     0.5
     """
-    _check(probs, labels)
+    labels = _check_labels(probs, labels)
     score = torchmetrics().multiclass_accuracy(probs.argmax(-1), labels, probs.shape[-1], average="micro")
     return float(score)
 
@@ -42,7 +48,7 @@ def nll(probs: Tensor, labels: Tensor) -> float:
 
 def nll_terms(probs: Tensor, labels: Tensor) -> Tensor:
     """−log p(label) of each row: (n,)."""
-    _check(probs, labels)
+    labels = _check(probs, labels)
     return -_wide(probs.gather(1, labels[:, None]).squeeze(1)).clamp_min(TINY).log()
 
 
@@ -57,10 +63,11 @@ def brier(probs: Tensor, labels: Tensor) -> float:
 
 def brier_terms(probs: Tensor, labels: Tensor) -> Tensor:
     """Σ_k (p_k − [k = label])² of each row: (n,)."""
-    _check(probs, labels)
+    labels = _check(probs, labels)
     given = probs.gather(1, labels[:, None]).squeeze(1)
     # Not Σp² − 2p + 1, which cancels where the model is right and sure.
-    others = probs.square().scatter(1, labels[:, None], 0.0).sum(-1)
+    squares = probs.square() if probs.element_size() >= 4 else probs.float().square()
+    others = squares.scatter(1, labels[:, None], 0.0).sum(-1)
     return _wide(others) + (1 - _wide(given)).square()
 
 
@@ -70,7 +77,7 @@ def ece(probs: Tensor, labels: Tensor, num_bins: int = 15) -> float:
     >>> round(ece(torch.tensor([[0.95, 0.05], [1.0, 0.0]]), torch.tensor([0, 1]), num_bins=10), 4)
     0.475
     """
-    _check(probs, labels)
+    labels = _check(probs, labels)
     return calibration_error(probs.amax(-1), probs.argmax(-1) == labels, num_bins)
 
 
@@ -80,6 +87,7 @@ def calibration_error(confidence: Tensor, correct: Tensor, num_bins: int = 15) -
     A bin has its lower edge, and the last one also its upper: torchmetrics counts a confidence of exactly 1
     in a bin of its own (issue 3510, there in 1.9.0).
     """
+    _check_confidence(confidence, correct, num_bins)
     # In float64: torchmetrics adds row by row, and a million float32 sums drift.
     inside = _wide(confidence).clamp(0.0, 1 - torch.finfo(_wide(confidence).dtype).eps / 2)
     return float(torchmetrics().binary_calibration_error(inside, correct.long(), n_bins=num_bins))
@@ -101,6 +109,7 @@ def reliability_bins(confidence: Tensor, correct: Tensor, num_bins: int = 15) ->
     >>> reliability_bins(torch.tensor([0.9, 1.0]), torch.tensor([True, False]), num_bins=2).count
     tensor([0, 2])
     """
+    _check_confidence(confidence, correct, num_bins)
     confidence = confidence.double().cpu()
     edges = torch.linspace(0, 1, num_bins + 1, dtype=torch.float64)
     index = (torch.bucketize(confidence, edges, right=True) - 1).clamp(0, num_bins - 1)
@@ -142,6 +151,7 @@ def _shares(probs: Tensor, counts: Tensor) -> Tensor:
             f"probs and counts of votes must both be (n, K), got {tuple(probs.shape)} and "
             f"{tuple(counts.shape)}"
         )
+    check_probs(probs)
     wide = _wide(counts)
     total = wide.sum(-1, keepdim=True)
     if bool((wide < 0).any()) or not bool((total > 0).all()):
@@ -179,8 +189,15 @@ def multi_label_nll(probs: Tensor, labels: Tensor) -> float:
 def binary_nll_terms(probs: Tensor, labels: Tensor) -> Tensor:
     """The sum over classes of :func:`multi_label_nll` for each row: (n,)."""
     _check_multi_hot(probs, labels)
+    check_probs(probs, total="any")
+    rows = max(1, CHUNK // probs.shape[1])
+    pairs = zip(probs.split(rows), labels.split(rows), strict=True)
+    return torch.cat([_binary_nll(_wide(p), y) for p, y in pairs])
+
+
+def _binary_nll(probs: Tensor, labels: Tensor) -> Tensor:
     yes, no = probs.clamp_min(TINY).log(), (1 - probs).clamp_min(TINY).log()
-    return _wide(-torch.lerp(no, yes, labels.to(probs)).sum(-1))
+    return -torch.lerp(no, yes, labels.to(probs)).sum(-1)
 
 
 # --- checks ---------------------------------------------------------------------------------------------
@@ -191,10 +208,66 @@ def _wide(values: Tensor) -> Tensor:
     return values.float() if values.device.type == "mps" else values.double()
 
 
-def _check(probs: Tensor, labels: Tensor) -> None:
+def check_probs(probs: Tensor, total: str = "part") -> None:
+    """Each in [0, 1]; a row adds up to at most 1 ("part"), to 1 ("one"), or to "any" number. NaN passes."""
+    if probs.dim() != 2 or len(probs) == 0:
+        raise ValueError(f"probs must be (n, K) with a row at least, got {tuple(probs.shape)}")
+    sums = probs.sum(-1, dtype=torch.float32)
+    ends = [torch.aminmax(probs), torch.aminmax(sums)]
+    low, high, least, most = torch.stack([end.float() for pair in ends for end in pair]).tolist()
+    if low < -ROUNDED / 10 or high > 1 + ROUNDED:
+        raise ValueError(
+            f"probs are from {low:.3g} to {high:.3g}, so they are no probabilities: of logits make them with "
+            "logits.softmax(-1), of log-probabilities with .exp()"
+        )
+    if total != "any" and (most > 1 + ROUNDED or (total == "one" and least < 1 - ROUNDED)):
+        raise ValueError(
+            f"the probs of a row add up to {most if most > 1 + ROUNDED else least:.3g}, but a row with one "
+            "label needs a sum of 1: use softmax, or probs / probs.sum(-1, keepdim=True); for several labels "
+            "at once give multi-hot labels (n, K)"
+        )
+
+
+def _check(probs: Tensor, labels: Tensor) -> Tensor:
+    labels = _check_labels(probs, labels)
+    check_probs(probs)
+    return labels
+
+
+def _check_labels(probs: Tensor, labels: Tensor) -> Tensor:
+    """As int64."""
     if probs.dim() != 2 or labels.shape != probs.shape[:1] or len(probs) == 0:
         raise ValueError(
             f"probs must be (n, K) and labels (n,), got {tuple(probs.shape)} and {tuple(labels.shape)}"
+        )
+    if probs.shape[1] < 2:
+        raise ValueError(
+            "probs has one class only: of p, the probability of yes (n, 1), make both, "
+            "torch.cat([1 - p, p], 1)"
+        )
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise TypeError(f"labels must be whole class numbers, got {labels.dtype}: give labels.long()")
+    low, high = torch.stack(torch.aminmax(labels)).tolist()
+    if low < 0 or high >= probs.shape[1]:
+        raise ValueError(
+            f"labels are from {low} to {high}, but probs have the classes 0 … {probs.shape[1] - 1}: renumber "
+            "the labels, or leave rows of other classes out"
+        )
+    return labels.long()
+
+
+def _check_confidence(confidence: Tensor, correct: Tensor, num_bins: int) -> None:
+    check_positive("num_bins", num_bins, integer=True)
+    if confidence.dim() != 1 or correct.shape != confidence.shape or len(confidence) == 0:
+        raise ValueError(
+            f"confidence and correct must both be (n,), got {tuple(confidence.shape)} and "
+            f"{tuple(correct.shape)}: the confidence is probs.amax(-1)"
+        )
+    low, high = torch.stack(torch.aminmax(confidence)).tolist()
+    if not (low >= -ROUNDED / 10 and high <= 1 + ROUNDED):  # also where one is NaN
+        raise ValueError(
+            f"confidences must be probabilities in [0, 1], got {low:.3g} to {high:.3g}: of logits make them "
+            "with logits.softmax(-1).amax(-1), and look where a NaN comes from"
         )
 
 
