@@ -10,7 +10,7 @@ from tests.unit.small_sets import random_bytes, write_cifar_c
 from hetsngp.data.cifar import load_cifar
 from hetsngp.data.corrupted_files import CLASS_NAMES, open_cifar_c
 from hetsngp.data.corruptions import CORRUPTIONS
-from hetsngp.data.registry import open_data
+from hetsngp.data.registry import DATASETS, open_data
 from hetsngp.data.sources import open_images
 
 ALL = [*CORRUPTIONS, "speckle_noise", "gaussian_blur"]
@@ -22,8 +22,10 @@ COUNT = 7
 )
 def test_blocks_are_severities(name: str, folder: str, classes: int, tmp_path: Path) -> None:
     written = write_cifar_c(tmp_path / folder, ALL, COUNT, classes)
+    (tmp_path / folder / "._fog.npy").write_bytes(b"left by another system")
     found = open_data(name, root=tmp_path)
     assert isinstance(found, Mapping)
+    assert type(found).__name__ == DATASETS[name].gives
     assert found.corruptions == (*CORRUPTIONS, "gaussian_blur", "speckle_noise")
     assert len(found) == len(list(found)) == 17 * 5
     assert list(found)[:6] == [*(("gaussian_noise", severity) for severity in range(1, 6)), ("shot_noise", 1)]

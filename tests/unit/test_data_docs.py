@@ -1,4 +1,4 @@
-"""The table of docs/data.md has every set as the registry has it."""
+"""The tables of docs/data.md have every set as the registry has it."""
 
 import re
 from pathlib import Path
@@ -10,15 +10,20 @@ from hetsngp.data.registry import DATASETS
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 
 
-def table() -> dict[str, list[str]]:
-    """Cells of each row by name: what, splits, files, get; without the escapes that Markdown needs."""
+def rows(head: str) -> list[list[str]]:
+    """Cells of each row of the table with that head, without the escapes that Markdown needs."""
     lines = PAGE.read_text(encoding="utf-8").splitlines()
-    start = lines.index("| name | what | splits | files | get |") + 2
-    found = {}
+    start = lines.index(head) + 2
+    found = []
     for line in lines[start : lines.index("", start)]:
-        name, *cells = re.split(r"(?<!\\) \| ", line.removeprefix("| ").removesuffix(" |"))
-        found[name.strip("`")] = [re.sub(r"\\([<*|])", r"\1", cell) for cell in cells]
+        cells = re.split(r"(?<!\\) \| ", line.removeprefix("| ").removesuffix(" |"))
+        found.append([re.sub(r"\\([<*|])", r"\1", cell) for cell in cells])
     return found
+
+
+def table() -> dict[str, list[str]]:
+    """What, splits, files, get, by name."""
+    return {name.strip("`"): cells for name, *cells in rows("| name | what | splits | files | get |")}
 
 
 def test_the_table_has_every_set_once_and_no_other() -> None:
@@ -34,8 +39,18 @@ def test_a_row_says_what_the_registry_says(name: str) -> None:
     assert table()[name] == [data.about, splits, data.layout, data.get]
 
 
+def test_what_comes_back_is_what_the_registry_says() -> None:
+    """For every set once: the classes that are named before the colon, if there is one."""
+    found = [
+        (name, gives.partition(":")[0].replace("`", ""))
+        for sets, gives, _ in rows("| sets | `open_data` gives | to read |")
+        for name in re.findall(r"`([^`]+)`", sets)
+    ]
+    assert sorted(found) == sorted((name, data.gives) for name, data in DATASETS.items())
+
+
 def test_what_markdown_would_swallow_is_escaped() -> None:
     """A bare <wnid> is taken for HTML and not shown, a bare pair of asterisks for emphasis."""
-    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
-    for row in rows:
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    for row in (line for line in lines if line.startswith("| `")):
         assert not re.search(r"(?<!\\)[<*]", re.sub(r"`[^`]*`", "", row)), row

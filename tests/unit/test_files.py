@@ -1,5 +1,8 @@
 """Image files: labels stay with their files, and disk and memory give the same pixels."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +11,9 @@ import pytest
 import torch
 from tests.unit.small_sets import random_bytes, write_image
 
+from hetsngp.data.class_folders import ENDINGS
 from hetsngp.data.files import ImageFiles, read_image
-from hetsngp.data.folders import load_folder, scan_folder
+from hetsngp.data.folders import class_names, load_folder, scan_folder
 
 Image = pytest.importorskip("PIL.Image")
 SIZE = 12
@@ -132,3 +136,91 @@ def test_a_scanned_folder_is_the_loaded_one(tmp_path: Path) -> None:
     assert files.labels.tolist() == [0, 1, 1]
     assert files.class_names == ("a", "b")
     assert torch.equal(files.load(8).images, load_folder(tmp_path, 8).images)
+
+
+# --- which files and folders count --------------------------------------------------------------------
+
+
+def paths_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths sort without regard to case, as they do there."""
+    monkeypatch.setattr("pathlib.PurePath.__lt__", lambda a, b: str(a).lower() < str(b).lower())
+
+
+def backwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that lists its files from Z to A."""
+    real = os.scandir
+
+    @contextmanager
+    def scandir(path: Any) -> Iterator[Iterator[Any]]:
+        with real(path) as entries:
+            yield iter(sorted(entries, key=lambda entry: entry.name, reverse=True))
+
+    monkeypatch.setattr(os, "scandir", scandir)
+
+
+def write_two(root: Path) -> Path:
+    for name in ("Zebra/B.png", "Zebra/a.png", "apple/1.png", "apple/Deep/2.JPG", "apple/deep/1.png"):
+        write_image(root / name, random_bytes(9, 9, 3, seed=len(name)))
+    return root
+
+
+@pytest.mark.parametrize("disk", [paths_of_windows, backwards])
+def test_labels_and_order_do_not_depend_on_the_platform(
+    disk: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_two(tmp_path)
+    disk(monkeypatch)
+    files = scan_folder(tmp_path)
+    assert files.class_names == ("Zebra", "apple")
+    assert [file.relative_to(tmp_path).as_posix() for file in files.files] == [
+        *("Zebra/B.png", "Zebra/a.png"),
+        *("apple/1.png", "apple/Deep/2.JPG", "apple/deep/1.png"),
+    ]
+    assert files.labels.tolist() == [0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        "apple/._1.png",
+        ".ipynb_checkpoints/1.png",
+        "apple/.ipynb_checkpoints/1.png",
+        "apple/deep/.thumbs/1.png",
+        ".DS_Store",
+        ".trash/",
+    ],
+)
+def test_what_begins_with_a_dot_is_passed_over(hidden: str, tmp_path: Path) -> None:
+    before = scan_folder(write_two(tmp_path))
+    if hidden.endswith("/"):
+        (tmp_path / hidden).mkdir()
+    else:
+        (tmp_path / hidden).parent.mkdir(exist_ok=True)
+        (tmp_path / hidden).write_bytes(b"left by another system")
+    after = scan_folder(tmp_path)
+    assert (after.class_names, after.files) == (before.class_names, before.files)
+    assert class_names(tmp_path) == ["Zebra", "apple"]
+
+
+def test_only_images_count(tmp_path: Path) -> None:
+    """Pillow knows all of these endings, the first four without being able to read such files by itself."""
+    before = scan_folder(write_two(tmp_path))
+    for ending in ("mpg", "h5", "grib", "wmf", "pdf", "eps"):
+        (tmp_path / "apple" / f"other.{ending}").write_bytes(b"no image")
+    assert scan_folder(tmp_path).files == before.files
+    assert set(ENDINGS) <= set(Image.registered_extensions())
+
+
+@pytest.mark.parametrize("place", ["apple/2.jpg", "apple/deep/more", "pear"])
+def test_links_that_lead_nowhere_are_named(place: str, tmp_path: Path) -> None:
+    """A class that is a link to a disk that is not mounted would move the labels of those behind it."""
+    data = write_two(tmp_path / "data")
+    (tmp_path / "elsewhere").mkdir()
+    (data / "apple" / "linked").symlink_to(tmp_path / "elsewhere")  # this one is good
+    write_image(tmp_path / "elsewhere" / "3.png", random_bytes(9, 9, 3))
+    assert scan_folder(data).files[-1] == data / "apple/linked/3.png"
+    (data / place).symlink_to(tmp_path / "nowhere")
+    with pytest.raises(
+        FileNotFoundError, match=rf"{place} is a link to .*nowhere, which is not there: mount"
+    ):
+        scan_folder(data)

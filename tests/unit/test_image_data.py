@@ -18,9 +18,9 @@ import torch
 from hetsngp.data import cifar
 from hetsngp.data.arrays import load_npz
 from hetsngp.data.cifar import CIFAR, load_cifar
-from hetsngp.data.folders import IMAGENET_MEAN, IMAGENET_STD, folder_loader, load_folder
+from hetsngp.data.folders import IMAGENET_MEAN, IMAGENET_STD, folder_loader, load_folder, scan_folder
 from hetsngp.data.images import ImageArrays, stratified
-from hetsngp.data.sources import open_images
+from hetsngp.data.sources import has_test, open_images
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -557,6 +557,45 @@ def test_open_images_takes_the_split_of_an_npz(tmp_path: Path) -> None:
     assert len(open_images("a.npz", "test", root=tmp_path)) == 2
     with pytest.raises(ValueError, match="leave it out"):
         open_images(str(tmp_path / "a.npz"), "test", size=8)
+
+
+def test_open_images_says_which_labels_an_npz_may_have(tmp_path: Path) -> None:
+    arrays = {"x_train": random_bytes(2, 8, 8), "x_test": random_bytes(0, 8, 8)}
+    np.savez(tmp_path / "a.npz", **arrays, y_train=np.array(["cat", "dog"]), y_test=np.zeros(0, int))
+    with pytest.raises(TypeError, match=r"labels in .*a.npz are <U3: save class numbers.*np.unique"):
+        open_images(tmp_path / "a.npz", "train")
+
+
+def test_open_images_takes_paths_and_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    write_folder(tmp_path / "photos")
+    np.savez(tmp_path / "a.npz", x_train=random_bytes(2, 8, 8), y_train=np.array([0, 1]))
+    for folder in (tmp_path / "photos", Path("~/photos"), "~/photos"):
+        assert len(open_images(folder, "train", size=8)) == 6
+    assert len(open_images("photos", "train", size=8, root="~")) == 6
+    for file in (tmp_path / "a.npz", Path("~/a.npz"), "~/a.npz"):
+        assert len(open_images(file, "train")) == 2
+        assert len(load_npz(file, images="x_train", labels="y_train")) == 2
+        assert not has_test(file)
+
+
+@pytest.mark.parametrize("held_out", ["test", "val"])
+def test_open_images_takes_a_folder_with_nothing_to_train_on(held_out: str, tmp_path: Path) -> None:
+    write_folder(tmp_path / held_out)
+    assert has_test(tmp_path)
+    assert len(open_images(tmp_path, "test", size=8)) == 6
+    with pytest.raises(ValueError, match=rf"has a folder {held_out} and no folder train: make one"):
+        open_images(tmp_path, "train", size=8)
+
+
+def test_open_images_says_how_to_open_a_set_that_is_not_split(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    with pytest.raises(ValueError, match="no folder test or val") as error:
+        open_images(tmp_path, "test", size=8)
+    call = str(error.value).partition("call hetsngp.data.folders.")[2]
+    assert call == f"scan_folder({str(tmp_path)!r}).load(8)"
+    assert len(scan_folder(tmp_path).load(8)) == 6
 
 
 @pytest.mark.parametrize("held_out", ["test", "val"])

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.unit.test_files import backwards, paths_of_windows
 
 from hetsngp.data.imagenet import (
     GET,
@@ -153,6 +154,29 @@ def test_subsets_have_labels_of_their_own(
     assert imagenet_subset(name).apply(model).argmax(1).tolist() == [199, 0, 57]
 
 
+@pytest.mark.filterwarnings(PART)
+@pytest.mark.parametrize("disk", [paths_of_windows, backwards])
+def test_the_order_is_that_of_the_names_on_any_disk(
+    disk: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("b.JPEG", "C.JPEG", "a.jpg"):
+        put(tmp_path / "imagenet/val/n01440764" / name)
+    disk(monkeypatch)
+    data = open_imagenet(tmp_path, "test")
+    assert [file.name for file in data.files] == ["C.JPEG", "a.jpg", "b.JPEG"]
+
+
+@pytest.mark.filterwarnings(PART)
+@pytest.mark.parametrize("place", ["n01440764/dead.JPEG", "n01443537"])
+def test_links_that_lead_nowhere_are_named(place: str, tmp_path: Path) -> None:
+    put_classes(tmp_path / "imagenet/val", SOME)
+    (tmp_path / "imagenet/val/n01440764/notes.txt").symlink_to(tmp_path / "nowhere")  # nobody wants this one
+    open_imagenet(tmp_path, "test")
+    (tmp_path / "imagenet/val" / place).symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=rf"{place} is a link to .*nowhere, which is not there"):
+        open_imagenet(tmp_path, "test")
+
+
 # --- what is not as it should be -----------------------------------------------------------------------
 
 
@@ -254,6 +278,24 @@ def test_v2_complete(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"imagenetv2-threshold0\.7-format-val"):
         open_data("imagenet-v2:threshold0.7", "test", tmp_path)
     with pytest.raises(FileNotFoundError, match="matched-frequency"):
+        open_imagenet_v2(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["", "imagenet-v2"])
+def test_v2_offers_the_sets_that_are_there(place: str, tmp_path: Path) -> None:
+    put_numbered(tmp_path / place / "imagenetv2-top-images-format-val", TRAP)
+    with pytest.raises(FileNotFoundError) as error:
+        open_data("imagenet-v2", root=tmp_path)
+    message = str(error.value)
+    assert message.startswith("no imagenet-v2:matched-frequency: there is none of\n")
+    assert message.endswith(
+        "ImageNetV2, imagenetv2-matched-frequency.tar.gz; what is there opens as imagenet-v2:top-images"
+    )
+
+
+def test_v2_empty_names_the_archive(tmp_path: Path) -> None:
+    (tmp_path / "imagenet-v2").mkdir()
+    with pytest.raises(ValueError, match=r"unpack imagenetv2-matched-frequency\.tar\.gz again"):
         open_imagenet_v2(tmp_path)
 
 

@@ -1,21 +1,25 @@
 """ImageNet-21k from folders and from shards, training on it, and the paper's evaluation on the 1,000."""
 
+import gzip
 import io
 import json
 import shutil
 import tarfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.unit.test_files import paths_of_windows
 from torch import nn
 
 import hetsngp
 from hetsngp.data.imagenet import imagenet_subset
 from hetsngp.data.imagenet21k import LABELS, open_imagenet21k, to_imagenet1k
 from hetsngp.data.multi_label import MultiLabelFiles
+from hetsngp.data.registry import open_data
 from hetsngp.data.shards import ShardedImages
 from hetsngp.data.synsets import class_names, wnids
 from hetsngp.loop import train
@@ -26,6 +30,7 @@ pytest.importorskip("torchvision")
 pytest.importorskip("timm")
 
 CLASSES = ("n00004475", "n01440764", "n02012849", "n03931044", "n15075141")
+LISTS_21K = ("imagenet21k", "imagenet22k")
 PART = "ignore:.*is a part of:UserWarning"
 
 
@@ -233,8 +238,55 @@ def test_bare_numbers_of_another_list_need_that_list(tmp_path: Path) -> None:
     write_tar(tmp_path / "imagenet21k/train/a.tar", {key: {kind: parts[kind] for kind in ("jpg", "cls")}})
     with pytest.raises(ValueError, match="numbering"):
         seen(open_imagenet21k(tmp_path, "train"))
-    data = open_imagenet21k(tmp_path, "train", numbering=wnids("imagenet22k"))
-    assert seen(data) == {7: [wnids("imagenet21k").index("n15075141")]}
+    for numbering in ("imagenet22k", wnids("imagenet22k")):
+        data = open_imagenet21k(tmp_path, "train", numbering=numbering)
+        assert seen(data) == {7: [wnids("imagenet21k").index("n15075141")]}
+    with pytest.raises(ValueError, match=r"list of classes 'imagenet-22k'.*'imagenet22k'"):
+        open_imagenet21k(tmp_path, "train", numbering="imagenet-22k")
+
+
+def test_bare_numbers_without_any_wnid_are_refused(tmp_path: Path) -> None:
+    """They would be other classes in half of the cases, and nobody would notice."""
+    number = wnids("imagenet22k").index("n15075141")
+    write_tar(tmp_path / "imagenet21k/train/a.tar", {"000007": {"jpg": grey(7), "cls": str(number).encode()}})
+    with pytest.raises(
+        ValueError, match=rf"sample '000007' .*number {number}, and nothing says.*'imagenet22k'"
+    ):
+        seen(open_imagenet21k(tmp_path, "train"))
+    found = {name: seen(open_imagenet21k(tmp_path, "train", numbering=name))[7][0] for name in LISTS_21K}
+    assert wnids("imagenet21k")[found["imagenet22k"]] == "n15075141"
+    assert found["imagenet21k"] == number != found["imagenet22k"]
+
+
+@pytest.mark.parametrize("name", ["imagenet22k-train-0000.tar.gz", "imagenet22k-train-0000.tgz"])
+def test_compressed_shards_say_how_to_unpack_them(name: str, tmp_path: Path) -> None:
+    base = tmp_path / "imagenet21k"
+    base.mkdir()
+    (base / name).write_bytes(gzip.compress(b"a tar file"))
+    message = rf"compressed archives, such as {name}.*gunzip them"
+    with pytest.raises(ValueError, match=message):
+        open_imagenet21k(tmp_path, "train")
+    write_tar(base / "imagenet22k-train-0001.tar", dict([timm_sample("n01440764", 1)]))
+    with pytest.raises(ValueError, match=message):  # a part of the shards would be left out
+        open_imagenet21k(tmp_path, "train")
+
+
+@pytest.mark.filterwarnings(PART)
+def test_the_archive_may_stay_beside_its_folders(tmp_path: Path) -> None:
+    put(tmp_path / "imagenet21k", {"n01440764/a.JPEG": 1})
+    (tmp_path / "imagenet21k/winter21_whole.tar.gz").write_bytes(b"")
+    assert len(open_imagenet21k(tmp_path, "train")) == 1
+
+
+def test_hidden_shards_are_passed_over_and_the_others_sorted_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths_of_windows(monkeypatch)
+    base = tmp_path / "imagenet21k"
+    for name in ("b.tar", "C.tar"):
+        write_tar(base / name, dict([timm_sample("n01440764", 1)]))
+    (base / "._b.tar").write_bytes(b"left by another system")
+    assert [shard.name for shard in open_imagenet21k(tmp_path, "train").shards] == ["C.tar", "b.tar"]
 
 
 @pytest.mark.parametrize("name", ["a-val-000.tar", "val_3.tar", "x.test.tar", "validation.tar"])
@@ -330,6 +382,42 @@ def test_both_forms_give_the_same_images(tmp_path: Path) -> None:
     )
     assert len(shards) == 20
     assert shards == folders
+
+
+@pytest.mark.filterwarnings(PART)
+def test_files_are_trained_on_in_an_order_of_the_seed_and_the_epoch(tmp_path: Path) -> None:
+    """Each its own shade, 20 of them in batches of 6: two are left out, others in each epoch."""
+    data = twenty("folders", tmp_path)
+
+    def orders(seed: int) -> list[list[int]]:
+        loader = data.loader(8, 6, train=True, num_workers=0, seed=seed)
+        assert len(loader) == 3
+        epochs = [list(loader) for _ in range(3)]
+        assert [len(x) for epoch in epochs for x, _ in epoch] == [6] * 9
+        shades = [torch.cat([x for x, _ in epoch])[:, 0].mean((1, 2)) for epoch in epochs]
+        return [(shade * 0.229 + 0.485).mul(255 / 12).round().long().tolist() for shade in shades]
+
+    torch.manual_seed(1)
+    first = orders(0)
+    for order in first:
+        assert len(set(order)) == 18
+        assert set(order) < set(range(20))
+        assert order != sorted(order)
+    assert len({frozenset(order) for order in first}) > 1
+    torch.manual_seed(2)
+    assert orders(0) == first
+    found = {tuple(order) for order in (*first, *orders(1))}
+    assert len(found) == 6
+    assert [len(x) for x, _ in data.loader(8, 6, num_workers=0)] == [6, 6, 6, 2]
+
+
+def test_the_split_is_that_of_open_data_where_none_is_named(tmp_path: Path) -> None:
+    put(tmp_path / "imagenet21k/train", {f"{wnid}/a.JPEG": 1 for wnid in CLASSES})
+    put(tmp_path / "imagenet21k/val", {f"{wnid}/a.JPEG": 2 for wnid in CLASSES})
+    assert open_imagenet21k(tmp_path, classes=CLASSES).folder.name == "val"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert open_data("imagenet21k", root=tmp_path).folder.name == "val"
 
 
 def test_lists_of_files_must_agree(tmp_path: Path) -> None:

@@ -209,6 +209,18 @@ def test_votes_in_another_order_are_refused(tmp_path: Path) -> None:
         open_data("cifar10h", root=tmp_path)
 
 
+@pytest.mark.parametrize("right", [1, 8])
+@pytest.mark.usefixtures("small")
+def test_votes_that_agree_by_chance_are_refused(right: int, tmp_path: Path) -> None:
+    """In another order one in ten agrees, not none."""
+    write_cifar10(tmp_path)
+    voted = cifar10_labels("test")
+    voted[right:] = (voted[right:] + 1) % 10
+    np.save(tmp_path / "cifar10h-counts.npy", votes_for(voted))
+    with pytest.raises(ValueError, match=rf"on {right}0% of the test images, not on 99 %.*another order"):
+        open_data("cifar10h", root=tmp_path)
+
+
 @pytest.mark.parametrize(
     "votes",
     [

@@ -1,6 +1,6 @@
 """Places365 by its lists and by its folders, and the scenes: every file with its own class."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -79,6 +79,10 @@ def test_small_images_come_first(tmp_path: Path) -> None:
     for images in ("val_large", "val_256"):
         write_places(tmp_path, images, "places365_val.txt", VAL)
     assert open_places365(tmp_path).files[0].parent.name == "val_256"
+    for images in ("data_large", "data_large_standard", "data_256", "data_256_standard"):
+        write_places(tmp_path, images, "places365_train_standard.txt", TRAIN)
+        first = open_places365(tmp_path, "train").files[0].relative_to(tmp_path)
+        assert first.parts[0] == images  # each before those written until then
 
 
 @pytest.mark.parametrize("home", ["", "places365"])
@@ -95,6 +99,46 @@ def test_folders_of_the_easy_format(home: str, tmp_path: Path) -> None:
     assert {file.parents[1].name for file in test.files} == {"val"}
 
 
+def write_easy(home: Path, part: str, names: Iterable[str]) -> None:
+    for label, name in enumerate(names):
+        write_image(home / "places365_standard" / part / name / "1.jpg", random_bytes(9, 9, 3, seed=label))
+
+
+@pytest.mark.parametrize("place", ["", "places365_standard"])
+@pytest.mark.filterwarnings("ignore:.*is a part of places365:UserWarning")
+def test_the_easy_format_has_the_authors_numbers_where_they_are(place: str, tmp_path: Path) -> None:
+    write_easy(tmp_path, "train", NAMES[1:])
+    write_easy(tmp_path, "val", (NAMES[0], NAMES[2]))
+    # Neither in the order of the names nor in that of the folders
+    numbers = {CATEGORIES[0]: 1, CATEGORIES[1]: 2, CATEGORIES[2]: 0}
+    write_lines(tmp_path / place / "categories_places365.txt", list(numbers.items()))
+    train, test = (open_places365(tmp_path, split) for split in ("train", "test"))
+    assert [
+        (file.parent.name, label) for file, label in zip(train.files, train.labels.tolist(), strict=True)
+    ] == [
+        (NAMES[2], 0),
+        (NAMES[1], 2),
+    ]
+    assert [
+        (file.parent.name, label) for file, label in zip(test.files, test.labels.tolist(), strict=True)
+    ] == [
+        (NAMES[2], 0),
+        (NAMES[0], 1),
+    ]
+    assert train.class_names == test.class_names == (NAMES[2], NAMES[0], NAMES[1])
+
+
+def test_the_easy_format_must_have_the_same_classes_in_both_splits(tmp_path: Path) -> None:
+    write_easy(tmp_path, "val", (NAMES[0], NAMES[2]))
+    assert open_places365(tmp_path).class_names == (NAMES[0], NAMES[2])
+    write_easy(tmp_path, "train", NAMES)
+    for split in ("train", "test"):
+        with pytest.raises(
+            ValueError, match=rf"different classes, e\.g\. '{NAMES[1]}'.*categories_places365"
+        ):
+            open_places365(tmp_path, split)
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -103,11 +147,14 @@ def test_folders_of_the_easy_format(home: str, tmp_path: Path) -> None:
         (lambda at: (at / "places365_val.txt").write_text(""), "it is empty"),
         (lambda at: (at / "places365_val.txt").write_text("a.jpg\n"), "places365_val.txt is missing or"),
         (lambda at: write_lines(at / "places365_val.txt", [("a.jpg", 3)]), "a label is none of 0 … 2"),
+        (lambda at: write_lines(at / "places365_val.txt", [("a.jpg", -1)]), "txt .*a label is none of 0 … 2"),
         (lambda at: write_lines(at / "categories_places365.txt", [("/a/x", 1)]), "numbers are not 0, 1"),
-        (lambda at: (at / "val_256" / VAL[0][0]).unlink(), "Places365_val_00000001.jpg of places365_val.txt"),
-        (
-            lambda at: (at / "val_256" / VAL[-1][0]).unlink(),
-            "Places365_val_00000003.jpg of places365_val.txt",
+        *(
+            (
+                lambda at, name=name: (at / "val_256" / name).unlink(),
+                f"places365_val.txt and .*val_256 disagree: 1 of 3 images of the list .*such as {name}",
+            )
+            for name, _ in VAL  # the one in the middle too
         ),
     ],
 )

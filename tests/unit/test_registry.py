@@ -1,6 +1,7 @@
 """Every named set is known, says where it is expected and where to get it, and opens by its name."""
 
 import re
+import typing
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +77,27 @@ def test_without_a_folder_of_data_sets_the_variable_is_named(monkeypatch: pytest
         open_data("svhn")
 
 
+def test_the_home_folder_may_be_abbreviated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    write_scenes(tmp_path / "data")
+    assert len(open_data("scenes", root="~/data")) == 4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_set_gives_is_what_its_reader_says(name: str) -> None:
+    """Readers that are lambdas say nothing; what these give is tested where they are."""
+    said = typing.get_type_hints(DATASETS[name].open).get("return")
+    if said is None:
+        assert name in (*OPENED, "cifar100", "cifar10-c", "cifar100-c")
+        return
+    kinds = sorted(kind.__name__ for kind in typing.get_args(said) or (said,))
+    assert kinds == DATASETS[name].gives.split(" or ")
+
+
+OPENED = ("cifar10", "scenes", "svhn")
+
+
 def test_sets_open_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_cifar_small(monkeypatch)
     pixels, scenes = write_cifar10(tmp_path), write_scenes(tmp_path)
@@ -87,6 +109,8 @@ def test_sets_open_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(files, ImageFiles)
     assert len(files) == len(scenes)
     assert len(open_data("svhn", root=tmp_path)) == 2
+    for name in OPENED:
+        assert type(open_data(name, root=tmp_path)).__name__ == DATASETS[name].gives
     for name in ("cifar10", "svhn"):
         with pytest.raises(ValueError, match="leave it out"):
             open_images(name, "test", size=32, root=tmp_path)
@@ -96,8 +120,9 @@ def test_a_folder_may_be_called_as_a_set_is(tmp_path: Path, monkeypatch: pytest.
     write_scenes(tmp_path)
     (tmp_path / "scenes").rename(tmp_path / "svhn")
     monkeypatch.chdir(tmp_path)
-    assert len(open_images("./svhn", "train", size=8)) == 4
-    assert not has_test("./svhn")
+    for folder in ("./svhn", Path("svhn")):
+        assert len(open_images(folder, "train", size=8)) == 4
+        assert not has_test(folder)
 
 
 @pytest.mark.parametrize("name", NAMES)

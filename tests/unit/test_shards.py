@@ -70,7 +70,7 @@ def make_shards(folder: Path, sizes: Iterable[int], image: Any = grey) -> Sharde
             samples.append((f"{i:04d}", {kind: image(i), "cls": f"{i % 5} {i // 5 % 5}".encode()}))
         shards.append(write_tar(folder / f"shard-{shard:03d}.tar", samples))
         number += size
-    return ShardedImages(tuple(shards), CLASSES)
+    return ShardedImages(tuple(shards), CLASSES, numbering=CLASSES)
 
 
 def numbers(loader: Iterable[Any]) -> list[int]:
@@ -179,6 +179,14 @@ def test_shards_come_in_an_order_of_the_seed_and_the_epoch(tmp_path: Path) -> No
     assert len(found) == 4
 
 
+def test_draws_from_the_buffer_change_with_the_epoch(tmp_path: Path) -> None:
+    """Of a single shard whose images all go into batches: only the draws are left to make another order."""
+    loader = make_shards(tmp_path, (12,)).loader(8, 12, train=True, num_workers=0, buffer=6)
+    orders = [tuple(numbers(loader)) for _ in range(3)]
+    assert all(sorted(order) == list(range(12)) for order in orders)
+    assert len(set(orders)) == 3
+
+
 def test_two_epochs_at_a_time(tmp_path: Path) -> None:
     loader = make_shards(tmp_path, (6, 6)).loader(8, 6, train=True, num_workers=0)
     first, second = iter(loader), iter(loader)
@@ -274,7 +282,7 @@ def test_impossible_data_are_refused(tmp_path: Path) -> None:
 
 
 def labels(
-    key: str = "a", cls: str | None = None, numbering: tuple[str, ...] = CLASSES, **meta: Any
+    key: str = "a", cls: str | None = None, numbering: tuple[str, ...] | None = CLASSES, **meta: Any
 ) -> list[int]:
     labeller = Labeller({wnid: place for place, wnid in enumerate(CLASSES)}, numbering)
     text = json.dumps(meta).encode() if meta else None
@@ -319,6 +327,53 @@ def test_a_wnid_decides_against_a_number_of_another_list() -> None:
     """timm's shards count in the list of 2011, beside which they write the wnid."""
     assert labels(cls="3", class_name="n01484850", label=3, label_12k=1) == [2]
     assert labels(cls="3", wnid="n01484850") == [2]
+
+
+NOBODY_SAID = (
+    r"number 3, and nothing says .*open_imagenet21k\(root, split, numbering=…\).*'imagenet22k'.*'imagenet21k'"
+)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"cls": "3"},
+        {"label": 3},
+        {"label": 3, "filename": "3_n01491361.JPEG", "class_name": "stingray"},
+        {"cls": "3 3"},
+        {"cls": "n01494475 3"},
+        # One of several may agree with a wnid and the others count in another list.
+        {"cls": "3 4", "wnid": "n01491361"},
+        {"key": "n01491361_17", "cls": "3 4"},
+    ],
+)
+def test_numbers_that_may_count_in_any_list_are_refused(written: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=NOBODY_SAID):
+        labels(**written, numbering=None)
+    assert 3 in labels(**written)
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"key": "train/n01491361_17"},
+        {"key": "n01491361/17"},
+        {"filename": "n01491361_17.JPEG", "key": "000017"},
+        {"filename": "train/n01491361/n01491361_17.JPEG"},
+        {"filename": "n01491361/17.JPEG"},
+    ],
+)
+def test_the_name_of_a_file_confirms_a_number(named: dict[str, Any]) -> None:
+    assert labels(cls="3", **named, numbering=None) == [3]
+    for numbering in (None, CLASSES):
+        with pytest.raises(ValueError, match=r"2 means n01484850, but .* says n01491361.*numbering=…"):
+            labels(cls="2", **named, numbering=numbering)
+    assert labels(cls="4", **named, numbering=OTHERS) == [3]
+
+
+def test_wnids_need_no_numbering() -> None:
+    assert labels(cls="n01494475 n01443537", numbering=None) == [1, 4]
+    assert labels(cls="20000", class_name="n01484850", numbering=None) == [2]  # a number beyond our classes
 
 
 def test_numbers_of_another_list_are_noticed_by_the_key() -> None:
@@ -384,7 +439,7 @@ def test_members_as_others_write_them(tmp_path: Path) -> None:
             member = tarfile.TarInfo(name)
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
-    found = list(read_samples(path, ShardedImages((path,), CLASSES).labeller))
+    found = list(read_samples(path, ShardedImages((path,), CLASSES, numbering=CLASSES).labeller))
     assert [(sample.key, sample.labels) for sample in found] == [
         ("./x/a", (1,)),
         ("x/b", (2,)),
@@ -421,6 +476,22 @@ def test_rubbish_in_the_middle_is_noticed(tmp_path: Path) -> None:
         count_samples(shard)
 
 
+@pytest.mark.parametrize("label", ["cls", "json"])
+def test_dots_in_names_are_said_to_be_the_reason(label: str, tmp_path: Path) -> None:
+    """Otherwise the images would all be passed over as further parts of the sample 'a'."""
+    parts = {"jpg": grey(1), label: {"cls": b"1", "json": b'{"label": 1}'}[label]}
+    good = ("good", {"jpg": grey(0), "cls": b"0"})
+    shard = write_tar(tmp_path / "a.tar", [good, ("v1.0", parts), ("v1.1", parts)])
+    with pytest.raises(ValueError, match=r"v1\.0\.jpg in .*a\.tar has a dot .*write the shards again"):
+        count_samples(shard)
+
+
+def test_shards_without_images_say_so(tmp_path: Path) -> None:
+    shard = write_tar(tmp_path / "whole.tar", [("n01440764", {"tar": b"one class"})])
+    with pytest.raises(ValueError, match=r"no images in .*whole\.tar.*should hold samples such as 0001\.jpg"):
+        ShardedImages((shard,), CLASSES).loader(8, 1, num_workers=0)
+
+
 def test_a_compressed_shard_is_refused(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w:gz"):
         pass
@@ -448,7 +519,7 @@ def test_bad_samples_are_named(samples: list[tuple[str, Parts]], message: str, t
     good = ("good", {"jpg": grey(0), "cls": b"0"})
     shard = write_tar(tmp_path / "bad.tar", [good, *samples])
     with pytest.raises(ValueError, match=message) as error:
-        list(ShardedImages((shard,), CLASSES).loader(8, 1, num_workers=0))
+        list(ShardedImages((shard,), CLASSES, numbering=CLASSES).loader(8, 1, num_workers=0))
     assert "sample 'k'" in str(error.value)
     assert str(shard) in str(error.value)
 
@@ -458,7 +529,7 @@ def test_deep_pixels_are_refused(tmp_path: Path) -> None:
     Image.fromarray(np.full((8, 8), 60000, np.uint16)).save(stream, "PNG")
     shard = write_tar(tmp_path / "a.tar", [("k", {"png": stream.getvalue(), "cls": b"1"})])
     with pytest.raises(ValueError, match="8 bits a channel"):
-        list(ShardedImages((shard,), CLASSES).loader(8, 1, num_workers=0))
+        list(ShardedImages((shard,), CLASSES, numbering=CLASSES).loader(8, 1, num_workers=0))
 
 
 # --- counts --------------------------------------------------------------------------------------------
@@ -477,7 +548,7 @@ def test_counts_are_kept_and_checked(tmp_path: Path) -> None:
     for wrong in (3, 5):
         index["shards"]["shard-000.tar"]["samples"] = wrong
         (tmp_path / INDEX).write_text(json.dumps(index))
-        again = ShardedImages(data.shards, CLASSES)
+        again = ShardedImages(data.shards, CLASSES, numbering=CLASSES)
         assert len(again) == wrong + 2
         with pytest.raises(ValueError, match=rf"shard-000\.tar has 4 samples where {wrong} .*{INDEX}"):
             list(again.loader(8, 2, num_workers=0))
@@ -512,6 +583,18 @@ def test_counts_of_timm_are_used(tmp_path: Path) -> None:
     data.shards[0].rename(tmp_path / "away.tar")
     assert len(data) == 6  # not by looking
     assert not (tmp_path / INDEX).exists()
+
+
+def test_what_we_counted_goes_before_what_timm_says(tmp_path: Path) -> None:
+    """Ours is known to be of this very file, by its size; shards may have been written again since timm's."""
+    data = make_shards(tmp_path, (4, 2))
+    assert len(data) == 6
+    names = [shard.name for shard in data.shards]
+    split = {"filenames": names, "shard_lengths": [9, 9], "alt_label": None}
+    (tmp_path / "_info.json").write_text(json.dumps({"splits": {"train": split}}))
+    again = ShardedImages(data.shards, CLASSES, numbering=CLASSES)
+    assert again.counts == (4, 2)
+    assert numbers(again.loader(8, 3, num_workers=0)) == list(range(6))
 
 
 def test_only_what_is_needed_is_read(tmp_path: Path) -> None:

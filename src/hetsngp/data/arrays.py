@@ -28,7 +28,7 @@ def load_npz(
     last dimension holds the channels, as NumPy, Pillow and TensorFlow have it. Labels are whole numbers, (N,)
     or (N, 1), and the classes are 0 … their maximum, unless an array ``class_names`` is in the file or given.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     keys = npz_keys(path)
     pixels = read_array(path, _pick(path, keys, images, ("images", "x")))
     numbers = read_array(path, _pick(path, keys, labels, ("labels", "y")))
@@ -38,7 +38,10 @@ def load_npz(
             "(255 * images).round().astype(np.uint8)"
         )
     if numbers.dtype.kind not in "iu":
-        raise TypeError(f"the labels in {path} are {numbers.dtype}: save class numbers, 0 … K−1, as int64")
+        raise TypeError(
+            f"the labels in {path} are {numbers.dtype}: save class numbers, 0 … K−1, as int64; of names "
+            "class_names, labels = np.unique(labels, return_inverse=True)"
+        )
     if numbers.ndim == 2 and numbers.shape[1] == 1:
         numbers = numbers[:, 0]
     if class_names is None and "class_names" in keys:

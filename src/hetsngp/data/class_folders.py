@@ -1,4 +1,8 @@
-"""Folders of images whose names, not their order, say which class they hold."""
+"""Folders of images, one a class: what counts as a class and as an image, in an order no platform decides.
+
+Names that begin with a dot are passed over everywhere: other systems and programs leave such files and
+folders beside the images (._1.jpg, .ipynb_checkpoints), and a folder taken for a class moves all labels.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,33 @@ import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-ENDINGS = (".jpeg", ".jpg", ".png", ".webp")
+# Not Pillow's own list: it has endings it cannot read by itself (.h5, .mpg) and documents (.pdf, .eps).
+ENDINGS = (
+    *(".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png"),
+    *(".ppm", ".tga", ".tif", ".tiff", ".webp"),
+)
 SHOWN = 5
+
+
+def subfolders(folder: Path) -> list[str]:
+    """Names of the folders in ``folder``, sorted as text: a Path sorts without regard to case on Windows."""
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if not entry.name.startswith(".") and _is_dir(entry))
+
+
+def image_names(folder: Path, *, deep: bool = False) -> Iterator[str]:
+    """Names of the images in a folder, in no order; ``deep``: with those in its folders, as "folder/name"."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            # by name first: a million files should not be asked what they are
+            name = entry.name
+            image = name.lower().endswith(ENDINGS)
+            if name.startswith(".") or not (image or deep):
+                continue
+            if image and entry.is_file():
+                yield name
+            elif _is_dir(entry) and deep:
+                yield from (f"{name}/{inner}" for inner in image_names(folder / name, deep=True))
 
 
 def class_files(
@@ -18,9 +47,9 @@ def class_files(
 
     ``label_of`` gives the label of each name a folder may have. A folder of any other name is an error: its
     images have no label. Classes without images are allowed, so that a part of a data set can be used, and
-    warned of. Hidden folders and files that are no images are passed over. ``advice`` ends the errors.
+    warned of. Files that are no images are passed over. ``advice`` ends the errors.
     """
-    there = {entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")}
+    there = set(subfolders(folder))
     example = next(iter(label_of))
     if not there:
         raise ValueError(f"{folder} has no class folders such as {example}/: {advice or 'put them there'}")
@@ -46,18 +75,21 @@ def class_files(
         warnings.warn(
             f"{folder} is a part of {title}: no images of {len(empty)} of {len(label_of)} classes, "
             f"{_listed(empty)}; the others keep their labels in the whole",
-            stacklevel=4,
+            stacklevel=2,
         )
     return files, labels
 
 
-def image_names(folder: Path) -> Iterator[str]:
-    """Names of the images in a folder, in no order."""
-    for entry in os.scandir(folder):
-        # by name first: a million files should not be asked what they are
-        name = entry.name
-        if name.lower().endswith(ENDINGS) and not name.startswith(".") and entry.is_file():
-            yield name
+def _is_dir(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder; a link that leads nowhere might have been one, or an image, and is an error."""
+    if entry.is_dir():
+        return True
+    if entry.is_symlink() and not os.path.exists(entry.path):
+        raise FileNotFoundError(
+            f"{entry.path} is a link to {os.readlink(entry.path)}, which is not there: mount or copy what it "
+            "leads to, or remove the link (and others like it: find -L … -type l lists them)"
+        )
+    return False
 
 
 def _listed(names: list[str]) -> str:

@@ -90,7 +90,8 @@ def open_cifar_c(root: str | Path | None = None, name: str = "cifar100-c") -> Co
     get = _get(name)
     if not folder.is_dir():
         raise missing(name, [folder], get)
-    found = {file.stem for file in folder.glob("*.npy")} - {"labels"}
+    # A leading dot is another system's: ._fog.npy is no corruption.
+    found = {file.stem for file in folder.glob("*.npy") if not file.name.startswith(".")} - {"labels"}
     absent = [corruption for corruption in CORRUPTIONS if corruption not in found]
     if len(absent) == len(CORRUPTIONS):
         raise missing(name, [folder / f"{corruption}.npy" for corruption in absent], get)
@@ -143,6 +144,7 @@ CIFAR_C_SETS = tuple(
         _get(name),
         ("test",),
         lambda root, split, name=name: open_cifar_c(root, name),
+        gives="CorruptedFiles",
     )
     for name, folder in FOLDERS.items()
 )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
+from hetsngp.data.class_folders import ENDINGS, image_names, subfolders
 from hetsngp.data.decoding import IMAGENET_MEAN, IMAGENET_STD, pillow
 from hetsngp.data.files import LIMIT_BYTES, ImageFiles, read_image
 from hetsngp.data.images import ImageArrays
@@ -28,20 +29,20 @@ __all__ = [
 def scan_folder(path: str | Path) -> ImageFiles:
     """The images of ``path``, which has a folder for each class; sorted, their names give the labels.
 
-    Folders inside a class are its own; files that are no images are passed over.
+    Folders inside a class are its own; names that begin with a dot, and files that are no images
+    (:data:`~hetsngp.data.class_folders.ENDINGS`), are passed over.
     """
-    kinds, files, labels = _image_kinds(), [], []
-    folders = _class_folders(Path(path))
-    for label, folder in enumerate(folders):
-        entries = sorted(entry for entry in folder.rglob("*") if entry.is_file())
-        images = [entry for entry in entries if entry.suffix.lower() in kinds]
+    files, labels, names = [], [], class_names(path)
+    for label, name in enumerate(names):
+        folder = Path(path) / name
+        images = sorted(image_names(folder, deep=True))
         if not images:
             raise ValueError(
-                f"{folder} has {_others(entries)}: add images of this class, or remove the folder"
+                f"{folder} has {_others(folder)}: add images of this class, or remove the folder"
             )
-        files += images
+        files += [folder / image for image in images]
         labels += [label] * len(images)
-    return ImageFiles(tuple(files), torch.tensor(labels), tuple(folder.name for folder in folders))
+    return ImageFiles(tuple(files), torch.tensor(labels), tuple(names))
 
 
 def load_folder(
@@ -72,27 +73,18 @@ def folder_loader(
 
 
 def class_names(path: str | Path) -> list[str]:
-    """The sorted names of the folders in ``path``."""
-    return [folder.name for folder in _class_folders(Path(path))]
-
-
-def _class_folders(path: Path) -> list[Path]:
-    if not path.is_dir():
+    """The sorted names of the folders in ``path``; hidden ones are none."""
+    if not Path(path).is_dir():
         raise FileNotFoundError(f"{path} is not a folder: give the folder that has one folder for each class")
-    folders = sorted(entry for entry in path.iterdir() if entry.is_dir())
-    if not folders:
+    names = subfolders(Path(path))
+    if not names:
         raise ValueError(f"{path} has no subfolders: put the images of each class into a folder of its own")
-    return folders
+    return names
 
 
-def _others(entries: Sequence[Path]) -> str:
-    if not entries:
+def _others(folder: Path) -> str:
+    files = sorted(file.name for file in folder.rglob("*") if file.is_file())
+    if not files:
         return "no files"
-    return f"{len(entries)} files, such as {entries[0].name}, and none that Pillow knows as an image"
-
-
-def _image_kinds() -> frozenset[str]:
-    """Endings of the files that Pillow reads, with the dot."""
-    image_module = pillow()
-    known = image_module.registered_extensions()
-    return frozenset(ending for ending, kind in known.items() if kind in image_module.OPEN)
+    endings = ", ".join(ENDINGS)
+    return f"{len(files)} files, such as {files[0]}, and none that Pillow knows as an image ({endings})"

@@ -6,14 +6,13 @@ its folder among those that happen to be there.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 
-from hetsngp.data.class_folders import class_files
+from hetsngp.data.class_folders import class_files, subfolders
 from hetsngp.data.class_maps import ClassMap
 from hetsngp.data.corruptions import CORRUPTIONS, SEVERITIES
 from hetsngp.data.files import ImageFiles
@@ -76,16 +75,15 @@ def open_imagenet_v2(
     """
     check_choice("split", split, ("test",))
     base = data_root(root)
-    inner = f"imagenetv2-{check_choice('variant', variant, V2)}-format-val"
-    places = [base / inner, base / "imagenet-v2" / inner]
-    if variant == V2[0]:
-        places.append(base / "imagenet-v2")
-    folder = next((place for place in places if place.is_dir()), None)
+    archive = f"imagenetv2-{check_choice('variant', variant, V2)}.tar.gz"
+    folder = _v2_folder(base, variant)
     if folder is None:
-        raise missing("imagenet-v2", places, GET["imagenet-v2"])
+        there = " or ".join(f"imagenet-v2:{name}" for name in V2 if _v2_folder(base, name))
+        get = f"{GET['imagenet-v2']}, {archive}" + (f"; what is there opens as {there}" if there else "")
+        raise missing(f"imagenet-v2:{variant}", _v2_places(base, variant), get)
     names = class_names("imagenet")
     label_of = {str(label): label for label in range(len(names))}
-    files, labels = class_files(folder, label_of, "imagenet-v2", advice=f"unpack {inner}.tar.gz again")
+    files, labels = class_files(folder, label_of, "imagenet-v2", advice=f"unpack {archive} again")
     return ImageFiles(tuple(folder / file for file in files), torch.tensor(labels), names)
 
 
@@ -173,6 +171,19 @@ def _open_subset(root: str | Path | None, name: str, split: str) -> ImageFiles:
     return _by_wnid(folder, name, f"unpack {name}.tar again")
 
 
+def _v2_places(base: Path, variant: str) -> list[Path]:
+    outer, inner = base / "imagenet-v2", f"imagenetv2-{variant}-format-val"
+    return [base / inner, outer / inner, *([outer] if variant == V2[0] else [])]
+
+
+def _v2_folder(base: Path, variant: str) -> Path | None:
+    for place in _v2_places(base, variant):
+        # imagenet-v2 itself is it where it holds the classes, not where it holds the other sets
+        if place.is_dir() and not any(name.startswith("imagenetv2-") for name in subfolders(place)):
+            return place
+    return None
+
+
 def _by_wnid(folder: Path, name: str, advice: str) -> ImageFiles:
     label_of = {wnid: label for label, wnid in enumerate(wnids(name))}
     files, labels = class_files(folder, label_of, name, advice=advice)
@@ -180,8 +191,7 @@ def _by_wnid(folder: Path, name: str, advice: str) -> ImageFiles:
 
 
 def _folders(path: Path) -> dict[str, Path]:
-    entries = (entry for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith("."))
-    return {entry.name: Path(entry.path) for entry in entries}
+    return {name: path / name for name in subfolders(path)}
 
 
 IMAGENET_SETS: tuple[DataSet, ...] = (
@@ -192,6 +202,7 @@ IMAGENET_SETS: tuple[DataSet, ...] = (
         GET["imagenet"],
         ("train", "test"),
         open_imagenet,
+        gives="ImageFiles",
     ),
     DataSet(
         "imagenet-c",
@@ -201,6 +212,7 @@ IMAGENET_SETS: tuple[DataSet, ...] = (
         ("test",),
         open_imagenet_c,
         224,
+        gives="CorruptedFolders",
     ),
     DataSet(
         "imagenet-a",
@@ -209,6 +221,7 @@ IMAGENET_SETS: tuple[DataSet, ...] = (
         GET["imagenet-a"],
         ("test",),
         open_imagenet_a,
+        gives="ImageFiles",
     ),
     DataSet(
         "imagenet-r",
@@ -217,6 +230,7 @@ IMAGENET_SETS: tuple[DataSet, ...] = (
         GET["imagenet-r"],
         ("test",),
         open_imagenet_r,
+        gives="ImageFiles",
     ),
     DataSet(
         "imagenet-v2",
@@ -226,6 +240,7 @@ IMAGENET_SETS: tuple[DataSet, ...] = (
         ("test",),
         open_imagenet_v2,
         variants=V2,
+        gives="ImageFiles",
     ),
     DataSet(
         "imagenet21k",
@@ -234,6 +249,7 @@ IMAGENET_SETS: tuple[DataSet, ...] = (
         GET_21K,
         ("train", "test"),
         open_imagenet21k,
+        gives="MultiLabelFiles or ShardedImages",
     ),
 )
 """For ``hetsngp.data.registry``."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hetsngp.data.class_folders import class_files, image_names
+from hetsngp.data.class_folders import class_files, image_names, subfolders
 from hetsngp.data.class_maps import ClassMap
 from hetsngp.data.multi_label import MultiLabelFiles
 from hetsngp.data.roots import data_root, missing
@@ -37,10 +37,10 @@ _HELD_OUT = re.compile(r"(?:^|[-_.])(?:val|validation|test)(?=[-_.]|$)")
 
 def open_imagenet21k(
     root: str | Path | None = None,
-    split: str = "train",
+    split: str = "test",
     *,
     classes: Sequence[str] | None = None,
-    numbering: Sequence[str] | None = None,
+    numbering: str | Sequence[str] | None = None,
 ) -> ShardedImages | MultiLabelFiles:
     """The ``split`` "train" or "test" of ``root/imagenet21k``; both forms have ``loader(size, batch_size)``.
 
@@ -49,7 +49,8 @@ def open_imagenet21k(
     has no split that everybody uses.
 
     ``classes``: other wnids than the 21,843; their places are the labels. ``numbering``: the wnids that
-    numbers in shards count in, e.g. ``synsets.wnids("imagenet22k")``, where they are not ``classes``.
+    numbers in shards count in, or the name of their list in ``hetsngp.data.synsets``: "imagenet22k" for
+    timm's shards, "imagenet21k" for the 21,843. It is needed where numbers stand without a wnid.
 
     Of folders, ``labels.csv`` beside them lists the images and all labels of each, in lines such as
     ``n01440764/n01440764_18.JPEG,n01440764 n02512053``. Without it an image has the label of its folder; one
@@ -62,7 +63,10 @@ def open_imagenet21k(
     known = wnids("imagenet21k") if classes is None else tuple(classes)
     names = class_names("imagenet21k") if classes is None else known
     folder, divided = _folder_of(base, split)
-    shards = sorted(folder.glob("*.tar"))
+    if isinstance(numbering, str):
+        numbering = wnids(numbering)
+    shards = _archives(folder, ".tar")
+    _check_unpacked(folder, shards)
     if shards:
         _check_shards(folder, shards)
         if not divided:
@@ -108,6 +112,20 @@ def _no_split(base: Path, split: str) -> FileNotFoundError:
     )
 
 
+def _archives(folder: Path, *endings: str) -> list[Path]:
+    names = [name for name in os.listdir(folder) if name.endswith(endings) and not name.startswith(".")]
+    return [folder / name for name in sorted(names)]
+
+
+def _check_unpacked(folder: Path, shards: list[Path]) -> None:
+    packed = _archives(folder, ".tar.gz", ".tgz")
+    if packed and (shards or not subfolders(folder)):  # beside class folders it is what these came from
+        raise ValueError(
+            f"{folder} has compressed archives, such as {packed[0].name}, and shards are read uncompressed: "
+            f"gunzip them (gunzip {folder}/*gz), or, if classes are in them, unpack them with tar -xzf"
+        )
+
+
 def _check_shards(folder: Path, shards: list[Path]) -> None:
     single = [shard.name for shard in shards if WNID.fullmatch(shard.stem)]
     if single:
@@ -116,7 +134,7 @@ def _check_shards(folder: Path, shards: list[Path]) -> None:
             'unpack each into a folder of its name: for f in n*.tar; do mkdir "${f%.tar}" && tar -xf "$f" -C '
             '"${f%.tar}" && rm "$f"; done'
         )
-    both = next((e.name for e in os.scandir(folder) if e.is_dir() and WNID.fullmatch(e.name)), None)
+    both = next((name for name in subfolders(folder) if WNID.fullmatch(name)), None)
     if both:
         raise ValueError(
             f"{folder} has shards, such as {shards[0].name}, and class folders, such as {both}: keep one kind"

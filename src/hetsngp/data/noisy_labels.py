@@ -183,5 +183,6 @@ PEOPLES_SETS = (
         CIFAR10H_GET,
         ("test",),
         open_cifar10h,
+        gives="VotedImages",
     ),
 )

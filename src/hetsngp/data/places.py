@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from hetsngp.data.class_folders import class_files, image_names
 from hetsngp.data.files import ImageFiles
-from hetsngp.data.folders import scan_folder
+from hetsngp.data.folders import class_names, scan_folder
 from hetsngp.data.roots import DataSet, data_root, missing
 from hetsngp.validation import check_choice
 
@@ -27,8 +29,9 @@ def open_places365(root: str | Path | None = None, split: str = "test") -> Image
     """The files of Places365 in ``root`` or ``root/places365``; "test" is its validation set.
 
     (Its own test set has no labels.) Images of 256 pixels are taken before the large ones. The class
-    "/a/apartment_building/outdoor" is called "apartment_building-outdoor", as in the easy format. There the
-    labels follow the sorted names, elsewhere the authors' numbers.
+    "/a/apartment_building/outdoor" is called "apartment_building-outdoor", as in the easy format. Labels are
+    the authors' numbers. The easy format comes without categories_places365.txt, which says them: unless it
+    is put beside it, labels there are the places of the sorted names, and both splits must have the same.
     """
     check_choice("split", split, LISTS)
     base = data_root(root)
@@ -37,13 +40,11 @@ def open_places365(root: str | Path | None = None, split: str = "test") -> Image
     for home, folder in listed:
         if folder.is_dir():
             return _listed(home, folder, split)
-    easy = [home / EASY[split] for home in bases]
-    for folder in easy:
-        if folder.is_dir():
-            return scan_folder(folder)
-    raise missing(
-        "places365", [*(folder for _, folder in listed), *easy], _get(split, repr(str(base / "places365")))
-    )
+    for home in bases:
+        if (home / EASY[split]).is_dir():
+            return _easy(home, split)
+    places = [*(folder for _, folder in listed), *(home / EASY[split] for home in bases)]
+    raise missing("places365", places, _get(split, repr(str(base / "places365"))))
 
 
 def open_scenes(root: str | Path | None = None, split: str = "test") -> ImageFiles:
@@ -54,20 +55,61 @@ def open_scenes(root: str | Path | None = None, split: str = "test") -> ImageFil
     return scan_folder(folder)
 
 
+def _easy(home: Path, split: str) -> ImageFiles:
+    """One folder for each class."""
+    folder = home / EASY[split]
+    beside = next((at for at in (home, folder.parent) if (at / CATEGORIES).is_file()), None)
+    if beside is not None:
+        names = _categories(beside, split)
+        label_of = {name: label for label, name in enumerate(names)}
+        files, labels = class_files(folder, label_of, "places365")
+        return ImageFiles(tuple(folder / file for file in files), torch.tensor(labels), names)
+    train, test = (home / EASY[part] for part in LISTS)
+    if train.is_dir() and test.is_dir():
+        odd = sorted(set(class_names(train)) ^ set(class_names(test)))
+        if odd:
+            raise ValueError(
+                f"{train} and {test} have different classes, e.g. {odd[0]!r}, so their labels would not "
+                f"agree: put {CATEGORIES} of {LISTS_SOURCE}, which says the label of each, into {home}, or "
+                "give both the same folders"
+            )
+    return scan_folder(folder)
+
+
 def _listed(home: Path, folder: Path, split: str) -> ImageFiles:
     """By the lists in ``home``, the files in ``folder``."""
-    names = {label: _class_name(path) for path, label in _pairs(home / CATEGORIES, home, split)}
-    if sorted(names) != list(range(len(names))):
-        raise _damaged(home / CATEGORIES, "its numbers are not 0, 1, 2, …", home, split)
+    names = _categories(home, split)
     pairs = _pairs(home / LISTS[split], home, split)
     labels = torch.tensor([label for _, label in pairs])
     if int(labels.max()) >= len(names) or int(labels.min()) < 0:
         raise _damaged(home / LISTS[split], f"a label is none of 0 … {len(names) - 1}", home, split)
-    files = tuple(folder / path.lstrip("/") for path, _ in pairs)
-    for file in (files[0], files[-1]):  # all of them would take a minute for the training set
-        if not file.is_file():
-            raise _damaged(folder, f"{file.name} of {LISTS[split]} is not there", home, split)
-    return ImageFiles(files, labels, tuple(names[label] for label in range(len(names))))
+    paths = [path.lstrip("/") for path, _ in pairs]
+    _check_there(folder, paths, home, split)
+    return ImageFiles(tuple(folder / path for path in paths), labels, names)
+
+
+def _categories(home: Path, split: str) -> tuple[str, ...]:
+    names = {label: _class_name(path) for path, label in _pairs(home / CATEGORIES, home, split)}
+    if sorted(names) != list(range(len(names))):
+        raise _damaged(home / CATEGORIES, "its numbers are not 0, 1, 2, …", home, split)
+    return tuple(names[label] for label in range(len(names)))
+
+
+def _check_there(folder: Path, paths: Sequence[str], home: Path, split: str) -> None:
+    there: dict[str, set[str]] = {}
+    absent = []
+    for path in paths:
+        inner, _, name = path.rpartition("/")
+        if inner not in there:  # a look at each folder is cheaper than one at each of 1.8 million files
+            there[inner] = set(image_names(folder / inner)) if (folder / inner).is_dir() else set()
+        if name not in there[inner]:
+            absent.append(path)
+    if absent:
+        raise ValueError(
+            f"{home / LISTS[split]} and {folder} disagree: {len(absent)} of {len(paths)} images of the list "
+            f"are not there, such as {absent[0]}; copy or unpack the images again, or take the lines out of "
+            f"the list (as published: {LISTS_SOURCE})"
+        )
 
 
 def _pairs(file: Path, home: Path, split: str) -> list[tuple[str, int]]:
@@ -112,6 +154,7 @@ PLACES365 = DataSet(
     _get("test", "root / 'places365'"),
     tuple(LISTS),
     open_places365,
+    gives="ImageFiles",
 )
 SCENES = DataSet(
     "scenes",
@@ -122,4 +165,5 @@ SCENES = DataSet(
     ("test",),
     open_scenes,
     size=64,
+    gives="ImageFiles",
 )

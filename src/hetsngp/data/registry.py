@@ -26,9 +26,10 @@ DATASETS: dict[str, DataSet] = {
 def open_data(name: str, split: str = "test", root: str | Path | None = None) -> Any:
     """The ``split`` of the data set of that ``name`` in the folder of data sets ``root``.
 
-    ``root`` None: the environment variable HETSNGP_DATA. What comes back depends on the set: bytes in memory
-    (``ImageArrays``), files (``ImageFiles``), images with votes (``VotedImages``), or a mapping from
-    (corruption, severity) to images. A name may have a variant behind a colon: "cifar10n:aggre".
+    ``root`` None: the environment variable HETSNGP_DATA. What comes back depends on the set, and
+    ``DATASETS[name].gives`` names it: bytes in memory (``ImageArrays``), files (``ImageFiles``), images with
+    votes (``VotedImages``), a mapping from (corruption, severity) to images, or images with several labels
+    each. A name may have a variant behind a colon: "cifar10n:aggre".
     """
     data, variant = find(name)
     check_choice(f"split of {data.name}", split, data.splits)

@@ -24,13 +24,15 @@ class DataSet:
     """Where to get it: a command or an address."""
     splits: tuple[str, ...]
     open: Callable[..., Any]
-    """(folder of data sets, split) → ``ImageArrays``, ``ImageFiles``, or what its own docstring says; also
-    (…, split, variant) where there are variants.
+    """(folder of data sets, split) → what ``gives`` says; also (…, split, variant) where there are
+    variants.
     """
     size: int | None = None
     """Pixels of a side where the files have one size."""
     variants: tuple[str, ...] = ()
     """What may follow the name and a colon, e.g. "cifar10n:aggre"."""
+    gives: str = "ImageArrays"
+    """The class of what comes back, or two with "or" between."""
 
 
 def data_root(root: str | Path | None = None) -> Path:

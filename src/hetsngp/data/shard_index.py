@@ -57,7 +57,7 @@ def _from_timm(folder: Path) -> dict[Path, int]:
 
 
 def _write_index(folder: Path, counts: dict[Path, int]) -> None:
-    rows = {file.name: {"samples": counts[file], "bytes": _size(file)} for file in sorted(counts)}
+    rows = {file.name: {"samples": counts[file], "bytes": _size(file)} for file in sorted(counts, key=str)}
     text = json.dumps({"shards": rows}, indent=1) + "\n"
     with suppress(OSError):  # where nothing can be written, it is counted again the next time
         replace_file(folder / INDEX, lambda file: file.write_text(text, encoding="utf-8"))

@@ -34,8 +34,8 @@ class ShardedImages:
     """Images with one or more classes each in tar files.
 
     ``wnids``: the K classes; the place of each is its label. ``class_names``: K names for people; None: the
-    wnids. ``numbering``: the classes that numbers in the shards count in; None: ``wnids``.
-    :class:`~hetsngp.data.tar_samples.Labeller` says what the labels of a sample may look like.
+    wnids. ``numbering``: the classes that numbers in the shards count in; None: numbers need a wnid beside
+    them. :class:`~hetsngp.data.tar_samples.Labeller` says what the labels of a sample may look like.
     """
 
     shards: tuple[Path, ...]
@@ -72,7 +72,7 @@ class ShardedImages:
     def labeller(self) -> Labeller:
         """What reads the labels."""
         places = {wnid: label for label, wnid in enumerate(self.wnids)}
-        return Labeller(places, self.wnids if self.numbering is None else tuple(self.numbering))
+        return Labeller(places, None if self.numbering is None else tuple(self.numbering))
 
     def loader(
         self,
@@ -137,6 +137,11 @@ class ShardStream(IterableDataset[Labelled]):
         self.epoch = 0
         """Of the next ``iter``."""
         self.labeller, self.counts = data.labeller, data.counts
+        if len(self) == 0:
+            raise ValueError(
+                f"there are no images in {data.shards[0]}, nor in any other of {len(data.shards)} shards: "
+                "they should hold samples such as 0001.jpg and 0001.cls, one right after the other"
+            )
         if self.num_batches() == 0:
             raise ValueError(
                 f"{len(data)} images give no batch of {batch_size} in each of {world_size} processes: choose "

@@ -16,52 +16,55 @@ HELD_OUT = ("test", "val")
 
 
 def open_images(
-    spec: str, split: str, *, size: int | None = None, root: str | Path | None = None
+    spec: str | Path, split: str, *, size: int | None = None, root: str | Path | None = None
 ) -> ImageArrays:
     """The ``split`` "train" or "test" of ``spec``, in memory:
 
     - a name of :data:`~hetsngp.data.registry.DATASETS`, such as ``cifar100``, ``cifar10n:worse``, ``svhn``,
       ``places365``; some have other splits too;
     - a .npz file with the arrays ``x_train``, ``y_train``, ``x_test``, ``y_test``, as Keras saves them;
-    - a folder with the folders ``train`` and ``test`` (or ``val``), each with one folder for each class; a
-      folder of classes without those two is all training data. One that is called as a data set is: ./svhn.
+    - a folder with the folders ``train`` and ``test`` (or ``val``), or one of them, each with one folder for
+      each class; a folder of classes without those two is all training data, and ``scan_folder(path)`` opens
+      one that is to be looked at, such as an out-of-distribution set. One that is called as a data set is:
+      ./svhn or Path("svhn"), for a Path is never a name.
 
     ``size`` in pixels is for image files: the short side becomes so long and the middle is kept. ``root`` is
     where data sets lie (None: the environment variable HETSNGP_DATA, for names); a path that is not absolute
     is taken from ``root`` where one is given.
     """
     if _is_name(spec):
-        return _from_registry(spec, split, size, root)
+        return _from_registry(str(spec), split, size, root)
     check_choice("split", split, SPLITS)
     path = _path(spec, root)
     if path.suffix == ".npz":
         if size is not None:
-            raise _has_a_size(spec, size)
+            raise _has_a_size(str(spec), size)
         return _from_npz(path, split)
     if path.is_dir():
         return _from_folder(path, split, size)
     raise ValueError(
-        f"cannot open images {spec!r}: it is none of {', '.join(DATASETS)}, no .npz file with x_train, "
+        f"cannot open images {str(spec)!r}: it is none of {', '.join(DATASETS)}, no .npz file with x_train, "
         f"y_train, x_test, y_test, and {path} is no folder with train/ and test/"
     )
 
 
-def has_test(spec: str, *, root: str | Path | None = None) -> bool:
+def has_test(spec: str | Path, *, root: str | Path | None = None) -> bool:
     """Whether there are test images."""
     if _is_name(spec):
-        return "test" in find(spec)[0].splits
+        return "test" in find(str(spec))[0].splits
     path = _path(spec, root)
     if path.suffix == ".npz":
         return "x_test" in npz_keys(path)
     return any((path / name).is_dir() for name in HELD_OUT)
 
 
-def _is_name(spec: str) -> bool:
-    return spec.partition(":")[0] in DATASETS
+def _is_name(spec: str | Path) -> bool:
+    return isinstance(spec, str) and spec.partition(":")[0] in DATASETS
 
 
-def _path(spec: str, root: str | Path | None) -> Path:
-    return Path(spec) if root is None else Path(root) / spec
+def _path(spec: str | Path, root: str | Path | None) -> Path:
+    path = Path(spec).expanduser()
+    return path if root is None else Path(root).expanduser() / path
 
 
 def _has_a_size(spec: str, size: int) -> ValueError:
@@ -91,7 +94,8 @@ def _from_npz(path: Path, split: str) -> ImageArrays:
     if "class_names" not in keys:
         # Of both splits, which must agree: a small test set may lack the last classes.
         both = [read_array(path, f"y_{part}") for part in SPLITS if f"y_{part}" in keys]
-        names = [str(label) for label in range(max((int(y.max()) for y in both), default=-1) + 1)]
+        most = max((int(y.max()) for y in both if y.dtype.kind in "iu" and y.size), default=-1)
+        names = [str(label) for label in range(most + 1)]
     return load_npz(path, images=f"x_{split}", labels=f"y_{split}", class_names=names)
 
 
@@ -100,13 +104,23 @@ def _from_folder(path: Path, split: str, size: int | None) -> ImageArrays:
         raise ValueError(f"the images in {path} may have any size: say what to make of them, e.g. size=64")
     train = path / "train"
     held_out = next((path / name for name in HELD_OUT if (path / name).is_dir()), None)
-    if held_out is None:
-        if split == "test":
+    if split == "test" and held_out is None:
+        if not train.is_dir():
             raise ValueError(
-                f"{path} has no folder {' or '.join(HELD_OUT)}: make one, or hold out a part of the training "
-                "data with its split(0.2)"
+                f"{path} has no folder {' or '.join(HELD_OUT)}, so its classes are training data: for images "
+                "that are only looked at, such as an out-of-distribution set, call "
+                f"hetsngp.data.folders.scan_folder({str(path)!r}).load({size})"
             )
+        raise ValueError(
+            f"{path} has no folder {' or '.join(HELD_OUT)}: make one, or hold out a part of the training "
+            "data with its split(0.2)"
+        )
+    if held_out is None:
         return load_folder(train if train.is_dir() else path, size)
+    if not train.is_dir():
+        if split == "train":
+            raise ValueError(f"{path} has a folder {held_out.name} and no folder train: make one")
+        return load_folder(held_out, size)
     ours, theirs = class_names(train), class_names(held_out)
     if ours != theirs:
         odd = sorted(set(ours) ^ set(theirs))[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hetsngp.data.frames import check_columns, is_number, numbers, read_frame, texts
+from hetsngp.data.frames import are_dates, check_columns, is_nested, is_number, numbers, read_frame, texts
 from hetsngp.data.images import stratified
 from hetsngp.validation import check_choice
 
@@ -19,7 +21,8 @@ MISSING = ("error", "mean")
 MOST_CATEGORIES = 1000
 """A column of text with more is likely a name or an identifier."""
 FEW_VALUES = 20
-"""So many different values in the target may always be classes."""
+"""So many different values may always be classes or categories; more, in over half of the rows, are names."""
+_IDENTIFIER = re.compile(r"(?i:index|id|.*[_ .-]id)|.*[a-z]I[dD]")
 
 
 @dataclass(frozen=True)
@@ -74,11 +77,12 @@ class Encoding:
 
     def inputs(self, path: str | Path) -> Tensor:
         """(N, D) float32 of a file that need not have the target."""
-        return self._inputs(self._read(Path(path)), Path(path))
+        path = Path(path).expanduser()
+        return self._inputs(self._read(path), path)
 
     def table(self, path: str | Path) -> Table:
         """Inputs and classes; a class that the first file did not have is an error."""
-        path = Path(path)
+        path = Path(path).expanduser()
         frame = self._read(path)
         check_columns(path, frame, [self.target])
         return self._table(frame, path)
@@ -156,10 +160,12 @@ def load_table(
 
     Numbers are taken as they are, true and false as 1 and 0. A column of text, or one named in ``text``
     because its numbers are codes, becomes a feature for each category; a missing one, or in another file an
-    unknown one, has 0 in all of them. ``drop`` names columns to leave out. A missing number is an error, or
-    with ``missing="mean"`` the column's mean in this file, and a column that misses any gets a second feature
-    that says where. The values of the target, sorted, are the classes. ``table.encode(path)`` reads another
-    file the same way.
+    unknown one, has 0 in all of them. ``drop`` names columns to leave out, such as identifiers, names and
+    dates; where text is likely one of these it is an error, where numbers are a warning. A missing number
+    (an empty field, "NA", "null" and the like; of text only an empty field is missing) is an error, or with
+    ``missing="mean"`` the column's mean in this file, and a column that misses any gets a second feature that
+    says where. Text files are in UTF-8. The values of the target, sorted, are the classes.
+    ``table.encode(path)`` reads another file the same way.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "people.csv"
@@ -168,7 +174,7 @@ def load_table(
     >>> table.feature_names, table.class_names
     (('age', 'city=Bonn', 'city=Rome'), ('no', 'yes'))
     """
-    path, drop, text = Path(path), _several(drop), _several(text)
+    path, drop, text = Path(path).expanduser(), _several(drop), _several(text)
     check_choice("missing", missing, MISSING)
     frame = read_frame(path, text)
     check_columns(path, frame, [target, *drop, *text])
@@ -183,6 +189,13 @@ def load_table(
         )
     classes = _class_names(frame[target], path)
     columns = tuple(_column(frame[name], path, name in text, missing) for name in names)
+    identifiers = [name for name in names if name not in text and _is_identifier(frame[name])]
+    if identifiers:
+        warnings.warn(
+            f"{path}: {', '.join(map(repr, identifiers))}, another whole number in every row, is likely an "
+            f"identifier, and is taken as a feature: leave it out with drop={identifiers!r}",
+            stacklevel=2,
+        )
     return Encoding(columns, target, not is_number(frame[target]), classes)._table(frame, path)
 
 
@@ -190,18 +203,41 @@ def _column(series: Any, path: Path, is_text: bool, missing: str) -> Column:
     if not series.notna().any():
         raise ValueError(f"{path}: column {series.name!r} is empty: leave it out with drop=[{series.name!r}]")
     if is_text or not is_number(series):
-        categories = sorted({value for value in texts(series) if value is not None})
-        if len(categories) > MOST_CATEGORIES or series.dtype.kind in "mM":
-            raise ValueError(
-                f"{path}: column {series.name!r} ({series.dtype}) has {len(categories)} different values "
-                f"and no numbers: leave it out with drop=[{series.name!r}], or make numbers or groups of it"
-            )
-        return Column(series.name, tuple(categories))
+        return Column(series.name, _categories(series, path, is_text))
     if missing == "error":
         return Column(series.name)
     values = numbers(series, path)
     mean = values[~np.isnan(values)].mean()
     return Column(series.name, mean=float(mean), indicator=bool(np.isnan(values).any()))
+
+
+def _categories(series: Any, path: Path, declared: bool) -> tuple[str, ...]:
+    where, fix = f"{path}: column {series.name!r}", f"leave it out with drop=[{series.name!r}]"
+    if is_nested(series):
+        raise ValueError(f"{where} has neither numbers nor text, e.g. {series.dropna().iloc[0]!r}: {fix}")
+    present = [value for value in texts(series) if value is not None]
+    categories = sorted(set(present))
+    typed = series.dtype.kind in "mM"
+    if typed or (are_dates(categories) and not declared):
+        as_text = "" if typed else f", or take each as a category with text=[{series.name!r}]"
+        raise ValueError(
+            f"{where} ({series.dtype}) has dates or times, e.g. {categories[0]!r}: {fix}, or make numbers of "
+            f"it, e.g. days since the first{as_text}"
+        )
+    many = len(categories) > FEW_VALUES and len(categories) > len(present) / 2
+    if many or len(categories) > MOST_CATEGORIES:
+        raise ValueError(
+            f"{where} has {len(categories)} different values in {len(present)} rows and no numbers, likely "
+            f"names or other text: {fix}, or make numbers or groups of it, e.g. an embedding of the text"
+        )
+    return tuple(categories)
+
+
+def _is_identifier(series: Any) -> bool:
+    if not _IDENTIFIER.fullmatch(series.name) or not is_number(series) or series.dtype.kind == "b":
+        return False
+    values = series.dropna()
+    return bool(values.is_unique and (values % 1 == 0).all())
 
 
 def _class_names(series: Any, path: Path) -> tuple[str, ...]:

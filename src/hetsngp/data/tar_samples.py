@@ -12,6 +12,7 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,12 @@ from hetsngp.data.synsets import WNID
 
 KINDS = ("jpg", "jpeg", "png", "webp")
 _NAME = re.compile(r"((?:.*/)?[^/.]+)\.([^/]+)")
-_WNID_KEY = re.compile(rf"(?:.*/)?({WNID.pattern})_[^/]*")
+_WNID_FILE = re.compile(rf"(?:.*/)?({WNID.pattern})[_/][^/]*")
 _BLOCK = 512
+_NUMBERING = (
+    "give that list, hetsngp.data.imagenet21k.open_imagenet21k(root, split, numbering=…), where … is "
+    "'imagenet22k' (the 21,841 of 2011, as timm's shards), 'imagenet21k' (the 21,843) or a list of wnids"
+)
 
 
 @dataclass(frozen=True)
@@ -41,22 +46,23 @@ class Labeller:
     "class_name" in its .json. Each is a wnid or a number, a list of them, or several in a text.
 
     A number counts in a list of classes that nobody wrote down, a wnid stands for itself. So where a single
-    number comes with a wnid in the .json, as in timm's shards, the wnid decides; where a number contradicts
-    the wnid that begins the key, that is an error.
+    number comes with a wnid in the .json, as in timm's shards, the wnid decides. Where it comes with the name
+    of a file that has a wnid, which is the key or "filename" in the .json, the two must agree. Other numbers
+    are an error unless ``numbering`` says what they count in.
     """
 
     places: Mapping[str, int]
     """Label of each wnid."""
-    numbering: tuple[str, ...]
-    """The wnids that numbers count in."""
+    numbering: tuple[str, ...] | None = None
+    """The wnids that numbers count in. None: it was not said; numbers that a wnid confirms count in
+    ``places``."""
 
     def __call__(self, key: str, cls: bytes | None, meta: bytes | None) -> tuple[int, ...]:
         """Classes of the sample; a ValueError says what is wrong, without saying with which sample."""
         about = {} if meta is None else _parse(meta)
         sources = [about.get("wnids"), about.get("labels"), None if cls is None else _text(cls)]
         sources += [about.get(name) for name in ("wnid", "label")]
-        written = [_wnid(about.get(name)) for name in ("wnid", "class_name")]
-        told = next((wnid for wnid in written if wnid), None)
+        told = _wnid(about.get("wnid")) or _wnid(about.get("class_name"))
         found = next(
             (list(_tokens(source)) for source in sources if source is not None), [told] if told else []
         )
@@ -65,33 +71,41 @@ class Labeller:
                 "it has no label: write key.cls with a class number or wnid, several with spaces between, or "
                 "key.json with 'labels' or 'wnids', right after the image in the tar file"
             )
-        names = {self._name(token) for token in found}
-        numbers = any(_wnid(token) is None for token in found)
-        if numbers and told and len(names) == 1:
-            names = {told}
-        begins = _WNID_KEY.fullmatch(key)
-        hint = told or (begins and begins[1])
-        if numbers and hint and hint not in names:
+        if told and len(found) == 1 and _number(found[0]) is not None:
+            return (self._place(told),)
+        hint = told or _wnid_of(about.get("filename")) or _wnid_of(key)
+        names = {self._name(token, hint if len(found) == 1 else None) for token in found}
+        if hint and hint not in names and not all(map(_wnid, found)):
             raise ValueError(
                 f"its label {' '.join(map(str, found))} means {', '.join(sorted(names))}, but its name or "
-                f".json says {hint}: its numbers count in another list of classes; give that list as "
-                "numbering=…, e.g. hetsngp.data.synsets.wnids('imagenet22k'), or write wnids for numbers"
+                f".json says {hint}: its numbers count in another list of classes; {_NUMBERING}, or write "
+                "wnids for numbers"
             )
         return tuple(sorted(self._place(name) for name in names))
 
-    def _name(self, token: Any) -> str:
+    def _name(self, token: Any, hint: str | None) -> str:
+        """The wnid of a token; ``hint`` is one to hold a number to."""
         wnid = _wnid(token)
         if wnid:
             return wnid
-        whole = isinstance(token, int) and not isinstance(token, bool)
-        if not whole and not (isinstance(token, str) and token.isdecimal()):
+        number = _number(token)
+        if number is None:
             raise ValueError(f"its label {token!r} is neither a class number nor a wnid such as n01440764")
-        if not 0 <= int(token) < len(self.numbering):
+        if self.numbering is None and hint is None:
             raise ValueError(
-                f"its class number {token} is not in 0 … {len(self.numbering) - 1}: give the list of classes "
-                "that the numbers count in as numbering=…"
+                f"its label is the number {token}, and nothing says in which list of classes: {_NUMBERING}; "
+                "or write a wnid such as n01440764 into its .cls or .json"
             )
-        return self.numbering[int(token)]
+        if not 0 <= number < len(self._counted):
+            raise ValueError(
+                f"its class number {token} is not in 0 … {len(self._counted) - 1}: it counts in another list "
+                f"of classes; {_NUMBERING}"
+            )
+        return self._counted[number]
+
+    @cached_property
+    def _counted(self) -> tuple[str, ...]:
+        return tuple(self.places) if self.numbering is None else self.numbering
 
     def _place(self, wnid: str) -> int:
         if wnid not in self.places:
@@ -170,10 +184,18 @@ def _groups(tar: tarfile.TarFile, shard: Path) -> Iterator[tuple[str, dict[str, 
 def _checked(
     key: str, parts: dict[str, tarfile.TarInfo], shard: Path
 ) -> tuple[str, dict[str, tarfile.TarInfo]]:
-    if "cls" in parts and _image_of(parts) is None:
+    if _image_of(parts) is not None:
+        return key, parts
+    dotted = next((kind for kind in parts if kind.rpartition(".")[2] in KINDS), None)
+    if dotted:
+        raise ValueError(
+            f"{key}.{dotted} in {shard} has a dot before its ending, and the key of a sample ends at the "
+            "first dot: write the shards again with another sign for it, such as _"
+        )
+    if "cls" in parts:
         raise ValueError(
             f"sample {key!r} of {shard} has a label and no image (.{', .'.join(KINDS)}): the "
-            " members of a sample must follow one another in the tar file"
+            "members of a sample must follow one another in the tar file"
         )
     return key, parts
 
@@ -227,6 +249,18 @@ def _tokens(source: Any) -> Iterator[Any]:
             yield from _tokens(entry)
     else:
         yield source
+
+
+def _number(token: Any) -> int | None:
+    if isinstance(token, str) and token.isdecimal():
+        return int(token)
+    return token if isinstance(token, int) and not isinstance(token, bool) else None
+
+
+def _wnid_of(file: Any) -> str | None:
+    """That begins the name of a file, or of its folder."""
+    found = _WNID_FILE.fullmatch(file) if isinstance(file, str) else None
+    return found and found[1]
 
 
 def _wnid(value: Any) -> str | None:
