@@ -162,7 +162,9 @@ class Prediction:
     """(B,) mean GP variance over classes (Posterior Network: of its log-Gamma latents); grows with the
     distance from the training data."""
     ood_score: Any
-    """(B,) higher = less like the training data."""
+    """(B,) higher = less like the training data: the model uncertainty where there is a posterior, else the
+    entropy (Posterior Network: −log of its evidence; ensembles: their members' mean plus disagreement). Why:
+    docs/decisions.md."""
     member_uncertainty: Any
     """(B,) the part of ``model_uncertainty`` that is disagreement of members, I(y; member); 0 for one."""
     num_points: Any
