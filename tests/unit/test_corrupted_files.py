@@ -101,7 +101,11 @@ def test_a_missing_folder_names_both_ways(tmp_path: Path) -> None:
     ):
         with pytest.raises(FileNotFoundError) as error:
             open_cifar_c(tmp_path, name)
-        for part in (str(tmp_path / folder), f"https://zenodo.org/records/{record}", "data.corruptions"):
+        for part in (
+            str(tmp_path / folder),
+            f"https://zenodo.org/records/{record}",
+            f'open_corrupted("{name}")',
+        ):
             assert part in str(error.value)
     (tmp_path / "CIFAR-10-C").mkdir()
     with pytest.raises(FileNotFoundError, match=r"CIFAR-10-C/fog.npy"):

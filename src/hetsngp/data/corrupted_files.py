@@ -129,10 +129,9 @@ def _array(file: Path, get: str) -> np.ndarray:
 
 
 def _get(name: str) -> str:
-    clean = name.removesuffix("-c")
     return (
-        f"{ADDRESSES[name]}, unpacked; or make your own of the clean test images: "
-        f'hetsngp.data.corruptions.corrupt(open_images("{clean}", "test").images, "fog", 3)'
+        f"{ADDRESSES[name]}, unpacked; or have it made of the clean test images: "
+        f'hetsngp.data.corrupted.open_corrupted("{name}")'
     )
 
 
