@@ -1,7 +1,7 @@
 """The whole report on CIFAR-100: accuracy, calibration, near and far OOD, all 15 corruptions at 5 severities.
 
     export HETSNGP_DATA=...     # cifar100/, cifar10/, scenes/, frost/
-    python experiments/cifar/evaluate.py --seeds 0 1 2                     # one H200: 10 minutes
+    python experiments/cifar/evaluate.py --seeds 0 1 2                     # one H200: some 20 minutes
     python experiments/cifar/evaluate.py --methods deterministic --epochs 2 --depth 10 --width 1 --images 2000
 
 WRN-16-8 trained by the recipe of benchmarks/training.py on 45,000 images, calibrated on 5,000 others; test
