@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,12 +39,17 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def to_device(x: Any, device: torch.device) -> Any:
     """A batch on ``device``: a tensor, a dict of them as Hugging Face's tokenizers give, or a tuple."""
+    return map_batch(x, lambda part: part.to(device) if hasattr(part, "to") else part)
+
+
+def map_batch(x: Any, fn: Callable[[Any], Any]) -> Any:
+    """``fn`` of every part of a batch that is neither a dict, a list nor a tuple."""
     if isinstance(x, Mapping):
-        return {name: to_device(value, device) for name, value in x.items()}
+        return {name: map_batch(value, fn) for name, value in x.items()}
     if isinstance(x, tuple | list):
-        moved = [to_device(value, device) for value in x]
-        return moved if isinstance(x, list) else tuple(moved)
-    return x.to(device) if hasattr(x, "to") else x
+        parts = [map_batch(value, fn) for value in x]
+        return parts if isinstance(x, list) else tuple(parts)
+    return fn(x)
 
 
 _STALE = (

@@ -210,3 +210,15 @@ def test_bad_confidences_are_refused() -> None:
             metric(torch.rand(2, 2), right)
         with pytest.raises(ValueError, match="num_bins"):
             metric(torch.rand(2), right, 0)
+
+
+@pytest.mark.parametrize(("rows", "by_chance"), [(1_000, 0.038), (10_000, 0.012)])
+def test_a_perfectly_calibrated_model_has_an_error_by_chance(rows: int, by_chance: float) -> None:
+    """docs/evaluation.md says how large."""
+    generator = torch.Generator().manual_seed(0)
+    errors = []
+    for _ in range(100):
+        confidence = torch.rand(rows, generator=generator, dtype=torch.float64)
+        correct = torch.rand(rows, generator=generator, dtype=torch.float64) < confidence
+        errors.append(metrics.calibration_error(confidence, correct))
+    assert np.mean(errors) == pytest.approx(by_chance, rel=0.05)

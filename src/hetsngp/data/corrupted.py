@@ -54,9 +54,8 @@ class CorruptedImages(Mapping[tuple[str, int], ImageArrays]):
                 f"{', '.join(map(str, self.severities))}"
             )
         name, severity = key
-        frost = self.frost if name == "frost" else None
         made = corrupt(
-            self.images.images, name, severity, seed=self.seed, constants=self.constants, frost=frost
+            self.images.images, name, severity, seed=self.seed, constants=self.constants, frost=self.frost
         )
         return replace(self.images, images=made)
 

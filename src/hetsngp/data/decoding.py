@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from hetsngp.validation import check_positive
 
@@ -99,6 +100,27 @@ class Decoder:
                 torch.default_generator.manual_seed(seed)  # torchvision draws from nowhere else
                 pixels = self.part(picture)
         return (pixels.float() / 255 - self.mean) / self.std
+
+
+def loader_from_disk(
+    data: Dataset[Any],
+    batch_size: int,
+    train: bool,
+    num_workers: int | None,
+    seed: int,
+    collate: Callable[[Any], Any] | None = None,
+) -> DataLoader[Any]:
+    """Batches of what is decoded one by one: to train in random order and full, else all, in order."""
+    return DataLoader(
+        data,
+        int(check_positive("batch_size", batch_size, integer=True)),
+        shuffle=train,
+        drop_last=train,
+        collate_fn=collate,
+        num_workers=worker_count(num_workers),
+        pin_memory=torch.cuda.is_available(),
+        generator=torch.Generator().manual_seed(seed),
+    )
 
 
 def worker_count(num_workers: int | None) -> int:

@@ -18,10 +18,10 @@ from hetsngp.data.decoding import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     Decoder,
+    loader_from_disk,
     middle,
     open_picture,
     pillow,
-    worker_count,
 )
 from hetsngp.data.images import ImageArrays
 from hetsngp.validation import check_positive
@@ -137,15 +137,8 @@ class ImageFiles:
         there are worker processes (None: up to 8), the crops; without any these come from torch's global
         random numbers.
         """
-        return DataLoader(
-            _FromDisk(self, Decoder(size, train=train, mean=mean, std=std)),
-            int(check_positive("batch_size", batch_size, integer=True)),
-            shuffle=train,
-            drop_last=train,
-            num_workers=worker_count(num_workers),
-            pin_memory=torch.cuda.is_available(),
-            generator=torch.Generator().manual_seed(seed),
-        )
+        data = _FromDisk(self, Decoder(size, train=train, mean=mean, std=std))
+        return loader_from_disk(data, batch_size, train, num_workers, seed)
 
 
 class _FromDisk(Dataset[tuple[Tensor, int]]):

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from hetsngp.data.decoding import IMAGENET_MEAN, IMAGENET_STD, Decoder, worker_count
-from hetsngp.validation import check_positive
+from hetsngp.data.decoding import IMAGENET_MEAN, IMAGENET_STD, Decoder, loader_from_disk
 
 Labelled = tuple[Tensor, Sequence[int]]
 """An image and its classes."""
@@ -89,16 +88,8 @@ class MultiLabelFiles:
 
         Crops, order and the meaning of ``seed`` are those of :meth:`hetsngp.data.files.ImageFiles.loader`.
         """
-        return DataLoader(
-            _Decoded(self, Decoder(size, train=train, mean=mean, std=std)),
-            int(check_positive("batch_size", batch_size, integer=True)),
-            shuffle=train,
-            drop_last=train,
-            collate_fn=MultiHot(self.num_classes),
-            num_workers=worker_count(num_workers),
-            pin_memory=torch.cuda.is_available(),
-            generator=torch.Generator().manual_seed(seed),
-        )
+        data = _Decoded(self, Decoder(size, train=train, mean=mean, std=std))
+        return loader_from_disk(data, batch_size, train, num_workers, seed, MultiHot(self.num_classes))
 
 
 class MultiHot:

@@ -20,7 +20,7 @@ from torch import Tensor
 from hetsngp.data import cifar
 from hetsngp.data.arrays import npz_keys, read_array
 from hetsngp.data.images import ImageArrays
-from hetsngp.data.roots import DataSet, data_root, missing
+from hetsngp.data.roots import DataSet, data_root, first_file
 from hetsngp.validation import check_choice
 
 CIFAR10N_KEYS = {
@@ -59,9 +59,7 @@ def load_cifar10n(root: str | Path | None = None) -> dict[str, Tensor]:
     base = data_root(root)
     folders = (base, base / "cifar10n", base / "cifar10", base / "cifar-10-100n" / "data")
     files = [*(folder / CIFAR10N_FILE for folder in folders), base / "cifar10" / "cifar_n.npz"]
-    file = next((file for file in files if file.is_file()), None)
-    if file is None:
-        raise missing("cifar10n", files, CIFAR10N_GET)
+    file = first_file("cifar10n", files, CIFAR10N_GET)
     try:
         content = _npz_labels(file) if file.suffix == ".npz" else _torch_labels(file)
         return {name: _labels(content[key]) for name, key in CIFAR10N_KEYS.items()}
@@ -138,9 +136,7 @@ def load_cifar10h(root: str | Path | None = None) -> Tensor:
     base = data_root(root)
     folders = (base, base / "cifar10h", base / "cifar10", base / "cifar-10h" / "data")
     files = [*(folder / CIFAR10H_FILE for folder in folders), base / "cifar10" / "cifar10h_counts.npz"]
-    file = next((file for file in files if file.is_file()), None)
-    if file is None:
-        raise missing("cifar10h", files, CIFAR10H_GET)
+    file = first_file("cifar10h", files, CIFAR10H_GET)
     try:
         votes = read_array(file, "counts") if file.suffix == ".npz" else np.load(file, allow_pickle=False)
         shape = (cifar.SIZES["test"], CLASSES)

@@ -46,6 +46,14 @@ def data_root(root: str | Path | None = None) -> Path:
     return Path(value).expanduser()
 
 
+def first_file(name: str, files: Sequence[Path], get: str) -> Path:
+    """The first of ``files`` that is there, or the error of :func:`missing`."""
+    for file in files:
+        if file.is_file():
+            return file
+    raise missing(name, files, get)
+
+
 def missing(name: str, places: Sequence[Path], get: str) -> FileNotFoundError:
     """The error for a data set that is at none of ``places``: what to put where, and where it comes from."""
     listed = "".join(f"\n  {place}" for place in places)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hetsngp.data.images import ImageArrays
-from hetsngp.data.roots import DataSet, data_root, missing
+from hetsngp.data.roots import DataSet, data_root, first_file
 from hetsngp.validation import check_choice
 
 SIDE = 32
@@ -27,9 +27,7 @@ def load_svhn(split: str = "test", root: str | Path | None = None) -> ImageArray
     base = data_root(root)
     name = f"{check_choice('split', split, SPLITS)}_32x32.mat"
     files = [base / name, base / "svhn" / name]
-    file = next((file for file in files if file.is_file()), None)
-    if file is None:
-        raise missing("svhn", files, _get(split, repr(str(base / "svhn"))))
+    file = first_file("svhn", files, _get(split, repr(str(base / "svhn"))))
     pixels, digits = _read(file, _get(split, repr(str(file.parent))))
     images = np.ascontiguousarray(pixels.transpose(3, 2, 0, 1))
     labels = torch.from_numpy(digits.astype(np.int64).reshape(-1) % ZERO)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hetsngp.model import to_device
+from hetsngp.model import map_batch, to_device
 from hetsngp.types import Prediction
 from hetsngp.validation import check_class_labels, check_multi_hot
 
@@ -110,17 +109,16 @@ class Predictor:
 
 def _as_tensors(x: Any, network: nn.Module) -> Any:
     """NumPy's arrays as tensors, and its float64, which most are by default, as the network's numbers."""
-    if isinstance(x, Mapping):
-        return {name: _as_tensors(value, network) for name, value in x.items()}
-    if isinstance(x, tuple | list):
-        parts = [_as_tensors(value, network) for value in x]
-        return parts if isinstance(x, list) else tuple(parts)
-    if not isinstance(x, np.ndarray):
-        return x
-    if x.dtype.kind not in "biuf":
-        raise TypeError(f"x is an array of {x.dtype}, which a network does not take: give it numbers")
     dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), None)
-    return torch.as_tensor(x, dtype=dtype if x.dtype.kind == "f" else None)
+
+    def as_tensor(part: Any) -> Any:
+        if not isinstance(part, np.ndarray):
+            return part
+        if part.dtype.kind not in "biuf":
+            raise TypeError(f"x is an array of {part.dtype}, which a network does not take: give it numbers")
+        return torch.as_tensor(part, dtype=dtype if part.dtype.kind == "f" else None)
+
+    return map_batch(x, as_tensor)
 
 
 def has_several_labels(model: Any) -> bool | None:

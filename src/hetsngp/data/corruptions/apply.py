@@ -68,7 +68,7 @@ def corrupt(
     """
     check_images(images)
     check(name, severity, constants, frost)
-    if frost is not None:
+    if name == "frost" and frost is not None:
         frost = prepared_frost(frost, constants, images.device)
     rows = max(1, CHUNK // images[0].numel())
     out = torch.empty_like(images)
