@@ -14,6 +14,8 @@ from tests.unit.small_sets import random_bytes, write_image
 from hetsngp.data.class_folders import ENDINGS
 from hetsngp.data.files import ImageFiles, read_image
 from hetsngp.data.folders import class_names, load_folder, scan_folder
+from hetsngp.data.images import ImageArrays
+from hetsngp.data.multi_label import MultiLabelFiles
 
 Image = pytest.importorskip("PIL.Image")
 SIZE = 12
@@ -59,6 +61,68 @@ def test_take_follows_the_indices(files: ImageFiles) -> None:
         files.take(files.labels == 1)
     with pytest.raises(ValueError, match="at least one index"):
         files.take([])
+
+
+@pytest.mark.parametrize("held_out", [7, 0.25])
+def test_files_are_split_as_arrays_are(held_out: float) -> None:
+    labels = torch.arange(40) % 3
+    paths = tuple(Path(f"{row}.png") for row in range(40))
+    arrays = ImageArrays(torch.arange(40).byte()[:, None, None, None], labels, tuple("abc"))
+    parts = {}
+    for seed in (0, 1):
+        parts[seed] = ImageFiles(paths, labels, tuple("abc")).split(held_out, seed)
+        for ours, theirs in zip(parts[seed], arrays.split(held_out, seed), strict=True):
+            assert [int(file.stem) for file in ours.files] == theirs.images.flatten().tolist()
+            assert torch.equal(ours.labels, theirs.labels)
+            assert ours.class_names == theirs.class_names
+    assert parts[0][1].files != parts[1][1].files
+
+
+# --- several labels ------------------------------------------------------------------------------------
+
+LABELS = [[1], [], [0, 2], [3, 4, 1], [2], [], [4, 0]]
+
+
+@pytest.fixture
+def several() -> MultiLabelFiles:
+    """Images without labels and with up to three, the last and the first of them too."""
+    return MultiLabelFiles.of(Path("folder"), [f"{row}.png" for row in range(7)], LABELS, tuple("abcde"))
+
+
+def rows_of(data: MultiLabelFiles) -> list[int]:
+    """Which images they are; the labels of each are checked."""
+    rows = [int(data.file(row).stem) for row in range(len(data))]
+    assert [data.labels_of(row).tolist() for row in range(len(data))] == [LABELS[row] for row in rows]
+    assert len(data.labels) == sum(len(LABELS[row]) for row in rows)
+    assert data.num_classes == 5
+    return rows
+
+
+def test_labels_go_with_the_images_that_are_taken(several: MultiLabelFiles) -> None:
+    for indices in ([3], [6, 0], range(4), [1, 5], [2, 2, 3], np.array([4, 3]), torch.tensor([0, 6])):
+        assert rows_of(several.take(indices)) == [int(index) for index in indices]
+    assert rows_of(several.take([-1, 2]).take([1, 0])) == [2, 6]
+    with pytest.raises(TypeError, match="nonzero"):
+        several.take(torch.ones(7, dtype=torch.bool))
+    with pytest.raises(ValueError, match="at least one index"):
+        several.take([])
+    with pytest.raises(IndexError):
+        several.take([7])
+
+
+def test_images_with_several_labels_are_split_at_random(several: MultiLabelFiles) -> None:
+    for held_out, count in ((3, 3), (0.3, 2), (6, 6)):
+        rest, chosen = several.split(held_out, seed=4)
+        assert len(chosen) == count
+        assert sorted(rows_of(rest) + rows_of(chosen)) == list(range(7))
+        assert rows_of(rest) == sorted(rows_of(rest))
+        assert rows_of(chosen) == rows_of(several.split(held_out, seed=4)[1]) == sorted(rows_of(chosen))
+    often = np.bincount([row for seed in range(200) for row in rows_of(several.split(2, seed)[1])])
+    # A binomial count of 200 · 2/7, within four deviations.
+    assert abs(often - 200 * 2 / 7).max() < 4 * (200 * 2 / 7 * 5 / 7) ** 0.5
+    for held_out in (0, 7, 1.5, True):
+        with pytest.raises(ValueError, match="held_out"):
+            several.split(held_out)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

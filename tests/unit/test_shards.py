@@ -16,8 +16,9 @@ import torch
 from tests.contract.toy import assert_same
 from torch import nn
 
+from hetsngp.data.shard_choice import part_of, shuffled
 from hetsngp.data.shard_index import INDEX
-from hetsngp.data.shards import ShardedImages, ShardLoader, shuffled
+from hetsngp.data.shards import ShardedImages, ShardLoader
 from hetsngp.data.synsets import wnids
 from hetsngp.data.tar_samples import Labeller, count_samples, read_samples
 from hetsngp.model import Classifier
@@ -107,6 +108,59 @@ def test_to_evaluate_every_sample_comes_once(world: int, workers: int, tmp_path:
     assert sorted(found) == list(range(31))
     if workers == 0:
         assert found == list(range(31))
+
+
+def test_whole_shards_are_held_out(tmp_path: Path) -> None:
+    data = make_shards(tmp_path, UNEQUAL)
+    for held_out, count in ((3, 3), (0.1, 3), (0.3, 10), (0.7, 21), (20, 20), (4, 4), (1, 1), (30, 30)):
+        rest, chosen = data.split(held_out, seed=3)
+        assert len(chosen) == count
+        found = [numbers(part.loader(8, 4, num_workers=0)) for part in (rest, chosen)]
+        assert sorted(found[0] + found[1]) == list(range(31))
+        assert sorted(rest.shards + chosen.shards) == list(data.shards)
+        assert list(rest.shards) == sorted(rest.shards)
+        assert (rest.wnids, rest.numbering) == (chosen.wnids, chosen.numbering) == (CLASSES, CLASSES)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_share_is_as_near_as_whole_shards_allow(seed: int) -> None:
+    """All choices of up to eight shards are tried; with many shards the nearest is a matter of luck."""
+    random = np.random.default_rng(seed)
+    counts = random.integers(0, 50, 8)
+    counts[:2] = 7  # two at least
+    choices = (np.arange(1, 2**8)[:, None] >> np.arange(8)) & 1
+    sums = choices @ counts
+    sums = sums[(sums > 0) & (sums < counts.sum())]
+    for share in (0.01, 0.1, 0.25, 0.5, 0.9, 0.999):
+        best = abs(sums - share * counts.sum()).min()
+        found = abs(counts[part_of(counts, share, seed)].sum() - share * counts.sum())
+        assert found == pytest.approx(best, abs=1)
+
+
+def test_of_equal_shards_any_is_held_out() -> None:
+    drawn = [part_of([100] * 10, 0.2, seed).astype(int) for seed in range(300)]
+    assert {int(chosen.sum()) for chosen in drawn} == {2}
+    assert abs(sum(drawn) - 60).max() < 4 * (300 * 0.2 * 0.8) ** 0.5
+    assert np.array_equal(part_of([100] * 10, 200, 5), part_of([100] * 10, 0.2, 5))
+
+
+def test_what_cannot_be_split_is_refused(tmp_path: Path) -> None:
+    for sizes in ((5,), (5, 0), (0, 0)):
+        with pytest.raises(ValueError, match=r"of . shards have images.*two shards or more"):
+            make_shards(tmp_path / str(sizes), sizes).split(0.5)
+    for held_out in (0, 10, 1.0, 0.0, True):
+        with pytest.raises(ValueError, match=r"number of images from 1 to 9 or a fraction"):
+            part_of([5, 5], held_out)
+
+
+def test_the_first_shards(tmp_path: Path) -> None:
+    data = make_shards(tmp_path, UNEQUAL)
+    kept = {1: 7, 7: 7, 8: 8, 9: 28, 28: 28, 29: 31, 31: 31, 500: 31}
+    for n, count in kept.items():
+        assert len(data.first_shards(n)) == count
+    assert numbers(data.first_shards(8).loader(8, 4, num_workers=0)) == list(range(8))
+    with pytest.raises(ValueError, match="n must be a positive whole number"):
+        data.first_shards(0)
 
 
 @pytest.mark.parametrize(("world", "workers"), [(1, 0), (2, 0), (3, 0), (1, 2), (2, 2)])

@@ -41,14 +41,32 @@ def open_picture(source: Path | bytes, name: str) -> Any:
         raise ValueError(f"{name} cannot be read as an image ({error}): replace or remove it") from error
 
 
-def middle(picture: Any, size: int) -> Tensor:
-    """(3, size, size) uint8 of an RGB picture: the short side made ``size``, the middle of the long one.
+def short_side(size: int, resize: int | None) -> int:
+    """What the short side of a picture is made before the middle ``size`` is kept; None: ``size`` itself.
 
-    As torchvision's Resize and CenterCrop make of it, and without torchvision.
+    >>> short_side(224, 256), short_side(224, None)
+    (256, 224)
     """
-    short = min(picture.size)
+    if resize is None:
+        return size
+    made = int(check_positive("resize", resize, integer=True))
+    if made < size:
+        raise ValueError(
+            f"resize={resize} makes the short side smaller than the {size} pixels kept of it: choose resize "
+            f"of at least {size}, or None for {size}"
+        )
+    return made
+
+
+def middle(picture: Any, size: int, resize: int | None = None) -> Tensor:
+    """(3, size, size) uint8 of an RGB picture: the short side made ``resize``, the middle of both sides.
+
+    None: ``size``, so that nothing of the short side is lost; ImageNet's customary view is 256 and 224. As
+    torchvision's Resize and CenterCrop make of it, and without torchvision.
+    """
+    short, made = min(picture.size), short_side(size, resize)
     # Rounded as torchvision does, so that both give the same pixels.
-    width, height = (size if side == short else size * side // short for side in picture.size)
+    width, height = (made if side == short else made * side // short for side in picture.size)
     if picture.size != (width, height):
         picture = picture.resize((width, height), pillow().Resampling.BILINEAR)
     left, top = round((width - size) / 2), round((height - size) / 2)
@@ -72,18 +90,21 @@ def random_part(size: int) -> Callable[[Any], Tensor]:
 class Decoder:
     """Encoded image → (3, size, size) float32, (x/255 − mean)/std.
 
-    x is a :func:`random_part` where it is to ``train``, else the :func:`middle`.
+    x is a :func:`random_part` where it is to ``train``, which has no use for ``resize``, else the
+    :func:`middle`.
     """
 
     def __init__(
         self,
         size: int,
+        resize: int | None = None,
         *,
         train: bool,
         mean: Sequence[float] = IMAGENET_MEAN,
         std: Sequence[float] = IMAGENET_STD,
     ) -> None:
         self.size = int(check_positive("size", size, integer=True))
+        self.resize = short_side(self.size, resize)
         pillow()  # where it is missing, say so here and not in a worker process
         self.part = random_part(self.size) if train else None
         self.mean, self.std = (torch.tensor(value)[:, None, None] for value in (mean, std))
@@ -92,7 +113,7 @@ class Decoder:
         """``seed`` decides the random part; None: torch's global random numbers. ``name`` is for errors."""
         picture = open_picture(source, name)
         if self.part is None:
-            pixels = middle(picture, self.size)
+            pixels = middle(picture, self.size, self.resize)
         elif seed is None:
             pixels = self.part(picture)
         else:

@@ -22,8 +22,9 @@ from hetsngp.data.decoding import (
     middle,
     open_picture,
     pillow,
+    short_side,
 )
-from hetsngp.data.images import ImageArrays
+from hetsngp.data.images import ImageArrays, stratified
 from hetsngp.validation import check_positive
 
 LIMIT_BYTES = 8 * 2**30
@@ -73,28 +74,33 @@ class ImageFiles:
 
     def take(self, indices: Tensor | np.ndarray | Sequence[int]) -> ImageFiles:
         """The files at ``indices`` (n,), in that order; all classes stay, those without files too."""
-        rows = torch.as_tensor(indices)
-        if rows.dim() != 1 or len(rows) == 0:
-            raise ValueError(f"indices must be a list of at least one index, got shape {tuple(rows.shape)}")
-        if rows.is_floating_point() or rows.dtype == torch.bool:
-            raise TypeError(
-                f"indices must be whole numbers, got {rows.dtype}: for a mask pass mask.nonzero().flatten()"
-            )
+        rows = checked_rows(indices)
         chosen = tuple(self.files[row] for row in rows.tolist())
-        return replace(self, files=chosen, labels=self.labels[rows.long()])
+        return replace(self, files=chosen, labels=self.labels[rows])
+
+    def split(self, held_out: int | float, seed: int = 0) -> tuple[ImageFiles, ImageFiles]:
+        """(rest, held out): so many files, or that fraction, of every class alike, in order.
+
+        By :func:`~hetsngp.data.images.stratified`, as :meth:`ImageArrays.split` does it.
+        """
+        rest, chosen = stratified(self.labels, self.num_classes, held_out, seed)
+        return self.take(rest), self.take(chosen)
 
     def load(
         self,
         size: int,
         *,
+        resize: int | None = None,
         limit_bytes: int = LIMIT_BYTES,
         progress: Callable[[int, int], None] | None = None,
     ) -> ImageArrays:
         """All of them in memory, (N, 3, size, size), as :func:`read_image` makes them, by many threads.
 
+        ``resize``: what the short side is made before the middle ``size`` is kept; None: ``size``.
         ``progress`` is called with (images done, images in all).
         """
         size = int(check_positive("size", size, integer=True))
+        resize = short_side(size, resize)
         needed = len(self) * 3 * size * size
         if needed > limit_bytes:
             raise ValueError(
@@ -108,7 +114,7 @@ class ImageFiles:
         def decode(begin: int) -> int:
             rows = range(begin, min(begin + CHUNK, len(self)))
             for row in rows:
-                images[row] = read_image(self.files[row], size)
+                images[row] = read_image(self.files[row], size, resize)
             return len(rows)
 
         done = 0
@@ -124,6 +130,7 @@ class ImageFiles:
         size: int,
         batch_size: int,
         *,
+        resize: int | None = None,
         train: bool = False,
         num_workers: int | None = None,
         seed: int = 0,
@@ -133,12 +140,24 @@ class ImageFiles:
         """(x, y) from disk; x: (b, 3, size, size) float32, (x/255 − mean)/std, by default as for ImageNet.
 
         For training a random part of random size, stretched to ``size``, mirrored or not, in random order,
-        full batches only; else the pixels of :meth:`load`, in order. ``seed`` decides the order and, where
-        there are worker processes (None: up to 8), the crops; without any these come from torch's global
-        random numbers.
+        full batches only; else the pixels of :meth:`load`, in order, which ``resize`` is for. ``seed``
+        decides the order and, where there are worker processes (None: up to 8), the crops; without any these
+        come from torch's global random numbers.
         """
-        data = _FromDisk(self, Decoder(size, train=train, mean=mean, std=std))
+        data = _FromDisk(self, Decoder(size, resize, train=train, mean=mean, std=std))
         return loader_from_disk(data, batch_size, train, num_workers, seed)
+
+
+def checked_rows(indices: Tensor | np.ndarray | Sequence[int]) -> Tensor:
+    """(n,) int64 of a list of at least one index."""
+    rows = torch.as_tensor(indices)
+    if rows.dim() != 1 or len(rows) == 0:
+        raise ValueError(f"indices must be a list of at least one index, got shape {tuple(rows.shape)}")
+    if rows.is_floating_point() or rows.dtype == torch.bool:
+        raise TypeError(
+            f"indices must be whole numbers, got {rows.dtype}: for a mask pass mask.nonzero().flatten()"
+        )
+    return rows.long()
 
 
 class _FromDisk(Dataset[tuple[Tensor, int]]):
@@ -159,6 +178,6 @@ class _FromDisk(Dataset[tuple[Tensor, int]]):
         return self.decoder(Path(name), name), int(self.labels[row])
 
 
-def read_image(file: Path, size: int) -> Tensor:
+def read_image(file: Path, size: int, resize: int | None = None) -> Tensor:
     """(3, size, size) uint8: the :func:`~hetsngp.data.decoding.middle` of an image file."""
-    return middle(open_picture(file, str(file)), size)
+    return middle(open_picture(file, str(file)), size, resize)

@@ -7,8 +7,8 @@ every process makes the same number of batches, however unequal the shards are, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from hetsngp.data.decoding import IMAGENET_MEAN, IMAGENET_STD, Decoder, worker_count
 from hetsngp.data.multi_label import Labelled, MultiHot
+from hetsngp.data.shard_choice import part_of, shuffled
 from hetsngp.data.shard_index import sample_counts
 from hetsngp.data.tar_samples import Labeller, Sample, read_samples
 from hetsngp.validation import check_positive
@@ -74,11 +75,28 @@ class ShardedImages:
         places = {wnid: label for label, wnid in enumerate(self.wnids)}
         return Labeller(places, None if self.numbering is None else tuple(self.numbering))
 
+    def first_shards(self, n: int) -> ShardedImages:
+        """As few of the first shards as hold ``n`` images together; all where they hold fewer."""
+        before = np.cumsum(self.counts) - self.counts
+        return self._take(before < check_positive("n", n, integer=True))
+
+    def split(self, held_out: int | float, seed: int = 0) -> tuple[ShardedImages, ShardedImages]:
+        """(rest, held out): whole shards, as near so many images, or that fraction of them, as they allow.
+
+        At least one shard with images is held out and one is left, so the more shards, the nearer.
+        """
+        chosen = part_of(self.counts, held_out, seed)
+        return self._take(~chosen), self._take(chosen)
+
+    def _take(self, kept: np.ndarray) -> ShardedImages:
+        return replace(self, shards=tuple(self.shards[place] for place in np.flatnonzero(kept)))
+
     def loader(
         self,
         size: int,
         batch_size: int,
         *,
+        resize: int | None = None,
         train: bool = False,
         num_workers: int | None = None,
         seed: int = 0,
@@ -92,8 +110,9 @@ class ShardedImages:
 
         To train: random crops, shards in random order, and of the next ``buffer`` images a random one each
         time; full batches only, as many in each of ``world_size`` processes, and what is left over changes
-        with the epoch. Else the middle of each image, and each image once in all processes together; without
-        workers (None: up to 8) in the order of the shards.
+        with the epoch. Else the middle of each image, its short side made ``resize`` before (None:
+        ``size``), and each image once in all processes together; without workers (None: up to 8) in the order
+        of the shards.
 
         ``batch_size`` is that of this process, number ``rank``; for the training engine, which shares a
         loader out itself (:meth:`ShardLoader.shard`), leave out ``rank`` and ``world_size``. Order and crops
@@ -104,7 +123,7 @@ class ShardedImages:
             raise ValueError(f"seed must be a whole number of at least 0, got {seed!r}")
         stream = ShardStream(
             self,
-            Decoder(size, train=train, mean=mean, std=std),
+            Decoder(size, resize, train=train, mean=mean, std=std),
             int(check_positive("batch_size", batch_size, integer=True)),
             train=train,
             seed=seed,
@@ -255,27 +274,6 @@ class ShardLoader(DataLoader[Any]):
         batches = super().__iter__()  # its workers have copied the stream by now
         self.stream.epoch += 1
         return batches
-
-
-def shuffled(stream: Iterable[Any], size: int, random: np.random.Generator) -> Iterator[Any]:
-    """Each time a random one of the next ``size`` that have not been given yet.
-
-    >>> sorted(shuffled(range(9), 4, np.random.default_rng(0)))
-    [0, 1, 2, 3, 4, 5, 6, 7, 8]
-    """
-    held: list[Any] = []
-    for item in stream:
-        held.append(item)
-        if len(held) >= size:
-            yield _draw(held, random)
-    while held:
-        yield _draw(held, random)
-
-
-def _draw(held: list[Any], random: np.random.Generator) -> Any:
-    place = int(random.integers(len(held)))
-    held[place], held[-1] = held[-1], held[place]
-    return held.pop()
 
 
 def _random(*seeds: int) -> np.random.Generator:

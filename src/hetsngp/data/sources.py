@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from hetsngp.data.arrays import load_npz, npz_keys, read_array
+from hetsngp.data.class_folders import image_names, subfolders
 from hetsngp.data.files import ImageFiles
-from hetsngp.data.folders import class_names, load_folder
+from hetsngp.data.folders import class_names, load_folder, scan_folder
 from hetsngp.data.images import ImageArrays
 from hetsngp.data.registry import DATASETS, find, open_data
 from hetsngp.validation import check_choice
@@ -46,6 +50,36 @@ def open_images(
         f"cannot open images {str(spec)!r}: it is none of {', '.join(DATASETS)}, no .npz file with x_train, "
         f"y_train, x_test, y_test, and {path} is no folder with train/ and test/"
     )
+
+
+def open_set(spec: str | Path, split: str = "test", *, root: str | Path | None = None) -> Any:
+    """As :func:`open_images`, but image files stay on disk: ``ImageFiles``, or what the registry gives.
+
+    A folder without ``train`` and ``test`` is one set, whichever split is asked for: a folder for each class,
+    or images alone, which then have no label but 0, as of an out-of-distribution set.
+    """
+    if _is_name(spec):
+        return open_data(str(spec), split, root)
+    check_choice("split", split, SPLITS)
+    path = _path(spec, root)
+    if not path.is_dir():
+        return open_images(spec, split, root=root)  # a .npz file, or an error
+    held_out = next((path / name for name in HELD_OUT if (path / name).is_dir()), None)
+    train = path / "train"
+    if train.is_dir() or held_out is not None:
+        chosen = train if split == "train" else held_out
+        if chosen is None or not chosen.is_dir():
+            wanted = "train" if split == "train" else " or ".join(HELD_OUT)
+            raise FileNotFoundError(f"{path} has no folder {wanted}: make one, with a folder for each class")
+        return scan_folder(chosen)
+    alone = sorted(image_names(path)) if not subfolders(path) else []
+    if alone:
+        return ImageFiles(
+            tuple(path / name for name in alone), torch.zeros(len(alone)).long(), ("unlabelled",)
+        )
+    if not subfolders(path):
+        raise FileNotFoundError(f"{path} has no images, nor a folder for each class: give another folder")
+    return scan_folder(path)
 
 
 def has_test(spec: str | Path, *, root: str | Path | None = None) -> bool:
