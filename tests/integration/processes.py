@@ -113,6 +113,12 @@ CASES = {
     "hetsngp in float32": Case("hetsngp", Plan(SGD), {"double": False}),
     "sngp": Case("sngp", Plan(replace(SGD, decay="linear"), accumulate=2, average=0.9, patience=2)),
     "sngp, held bound": Case("sngp", Plan(SGD, bound_every=3), fsdp=False),
+    "hetsngp, sample_beta": Case(
+        "hetsngp",
+        Plan(SGD, accumulate=2, average=0.9),
+        {"sample_beta": True, "posterior": "exact"},
+        fsdp=False,
+    ),
     "deterministic": Case(
         "deterministic", Plan(replace(SGD, decay="step", milestones=(1,)), accumulate=2, clip=0.1)
     ),

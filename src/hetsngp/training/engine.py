@@ -6,6 +6,7 @@ import copy
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from hetsngp.training.hardware import Hardware
 from hetsngp.training.logs import Row
 from hetsngp.training.plan import Keep, Plan
 from hetsngp.training.randomness import own_randomness
+from hetsngp.training.refit import Refit, samples_beta
 from hetsngp.training.run import Data, Run
 from hetsngp.training.states import load_model, whole
 from hetsngp.validation import check_batch
@@ -100,11 +102,18 @@ class Engine:
         held_out: Iterable[Any] | None = None,
         keep: Keep | str | os.PathLike[str] | None = None,
         show: bool | None = None,
+        clean: Iterable[Any] | None = None,
     ) -> Trained:
         """Train ``model`` by ``plan``; ``loader`` and ``held_out`` hold all data, and are shared out here.
 
         With ``held_out`` the model ends with the weights of the epoch whose NLL was lowest there. ``keep``
         names a folder: what was begun in it is gone on with. ``show``: progress; None: at a terminal.
+
+        A model built with ``sample_beta=True`` is trained under its posterior from the second epoch on: after
+        each epoch but the last one pass over ``clean`` fits it, as :meth:`fit_posterior` does and without
+        calibration. ``clean`` is for loaders that augment from disk: the training data as they are. None: all
+        that a DeviceLoader has, as it is, or what any other ``loader`` yields. The model ends without a
+        posterior, as any other, for :meth:`fit_posterior`. The plain loop does none of this.
         """
         if isinstance(model, Ensemble):
             raise TypeError(
@@ -113,13 +122,21 @@ class Engine:
             )
         if plan.patience is not None and held_out is None:
             raise ValueError("patience needs held-out data to watch: train(..., held_out=loader)")
+        if samples_beta(model) and self.hardware.strategy == "fsdp":
+            raise ValueError(
+                "sample_beta passes over the data between epochs with the whole model, of which each process "
+                "has a share under fsdp: Hardware(strategy='ddp')"
+            )
         refuse_training_data(loader, held_out)
         if keep is not None and not isinstance(keep, Keep):
             keep = Keep(Path(keep))
         try:
             with own_randomness(plan.seed + self.fabric.global_rank, self.device):
                 tell_counts(model, loader)  # by a pass over the loader, which may draw
-                run, whole_model = self._prepare(model, loader, plan, held_out, keep, show)
+                if samples_beta(model) and is_device_loader(loader):
+                    loader = loader.to(self.device)  # type: ignore[attr-defined]  # once, for two uses
+                refit = self._refit(model, loader if clean is None else clean)
+                run, whole_model = self._prepare(model, loader, plan, held_out, keep, show, refit)
                 with run.gradients.gathering():
                     run.go()
         finally:  # after an error, too, a model is as it was but for its weights
@@ -137,6 +154,7 @@ class Engine:
         held_out: Iterable[Any] | None,
         keep: Keep | None,
         show: bool | None,
+        refit: Refit | None,
     ) -> tuple[Run, Classifier]:
         """The run, and the model to give back."""
         hardware, fabric = self.hardware, self.fabric
@@ -161,7 +179,15 @@ class Engine:
         elif is_device_loader(held_out):
             watched = held_out.to(self.device)  # type: ignore[union-attr]
         show = at_a_terminal() if show is None else show
-        return Run(fabric, gradients, Data(feed, watched, not sharded, about), plan, keep, show), whole_model
+        data = Data(feed, watched, not sharded, about, refit)
+        return Run(fabric, gradients, data, plan, keep, show), whole_model
+
+    def _refit(self, model: Classifier, clean: Iterable[Any]) -> Refit | None:
+        if not samples_beta(model):
+            return None
+        if is_device_loader(clean):
+            clean = clean.to(self.device)  # type: ignore[attr-defined]
+        return Refit(model, partial(self.fit_posterior, model, clean))
 
     def _compile(self, model: Classifier, feed: Feed, *, graphs: bool) -> None:
         """``graphs``: launch the backbone as CUDA graphs, and leave the host's time to the head."""

@@ -18,6 +18,7 @@ from hetsngp.training.gradients import FabricGradients
 from hetsngp.training.logs import Logs, Row
 from hetsngp.training.plan import Keep, Plan
 from hetsngp.training.randomness import set_rng_state
+from hetsngp.training.refit import Refit
 from hetsngp.training.saving import CHECKPOINT, Saving, best_folder, check_finite
 from hetsngp.training.states import load_model, whole
 from hetsngp.watching import Best, watch
@@ -32,6 +33,8 @@ class Data:
     held_out_in_parts: bool
     about: dict[str, Any]
     """How much there is to train on: a run that goes on must have the same."""
+    refit: Refit | None = None
+    """Between epochs, where the loss counts the posterior."""
 
 
 class _Best(Best):
@@ -91,10 +94,17 @@ class Run:
                 self.history = watch(self.best, results, schedule, patience, self._tell, history=self.history)
             if self.gradients.average is not None and self.best.epoch == 0:
                 self.gradients.average.apply()
+            self._forget_posterior()
             self.finished = True
             self._save()
         except FloatingPointError as error:
             raise FloatingPointError(f"{error}{self._way_back()}") from None
+        finally:
+            self._forget_posterior()
+
+    def _forget_posterior(self) -> None:
+        if self.data.refit is not None:
+            self.data.refit.forget()
 
     def _way_back(self) -> str:
         if self.keep is None or not has_state(self.keep.folder / CHECKPOINT):
@@ -128,11 +138,24 @@ class Run:
             self.gradients.level()
             seconds, seen = time.perf_counter() - begun, place.seen - before
             row: Row = {"epoch": place.epoch, "updates": place.updates, "loss": loss}
-            row |= {"held_out": self._held_out(), "rate": self.rate, "seconds": seconds}
+            row |= {"held_out": self._held_out(), "rate": self.rate}
+            seconds += self._refit()
+            row["seconds"] = seconds
             self.rows.append({**row, "examples_per_second": self.fabric.world_size * seen / seconds})
             place.turn()
             yield row["loss"], row["held_out"]  # type: ignore[misc]
             self._save_in_time()
+
+    def _refit(self) -> float:
+        """The posterior that the next epoch is trained under, if it is; seconds that this took.
+
+        Here and not when that epoch begins: a checkpoint between the two has it, and a run that goes on from
+        there is where it was. After the average was held against data: it has no such tensors yet.
+        """
+        begun = time.perf_counter()
+        if self.data.refit is not None and self.place.epoch < self.plan.schedule.last:
+            self.data.refit()
+        return time.perf_counter() - begun
 
     def _tell(self, result: EpochResult) -> None:
         self.history.append(result)
