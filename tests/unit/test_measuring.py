@@ -6,7 +6,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from hetsngp.data.class_maps import ClassMap
 from hetsngp.data.device_loader import Augmentation, DeviceLoader
 from hetsngp.data.images import ImageArrays
 from hetsngp.evaluation import evaluate, measuring, reports, restrict
-from hetsngp.evaluation.rows import SCORES
+from hetsngp.evaluation.rows import OF_PROBS, SCORES
 from hetsngp.types import Prediction
 
 N = 60
@@ -417,6 +417,94 @@ def test_a_mapping_that_cannot_tell_has_its_sets_made_and_looked_at(told: Told, 
     assert told.rows == []
     sets.shift = 5
     assert evaluate(told, batches(ROWS, LABELS), corrupted=sets, out=tmp_path).corrupted != first.corrupted
+
+
+class Quick(Told):
+    """One that gives probabilities alone too."""
+
+    asked = 0
+
+    def predict_probs(self, x: Tensor, **options: Any) -> Tensor:
+        self.asked += 1
+        self.options.append(options)
+        return self.prediction[x[:, 0].long()].probs
+
+
+def fog_and_snow(x: Tensor, y: Tensor) -> dict[tuple[str, int], Any]:
+    return {("fog", 1): batches(x + 0.5, y), ("snow", 3): batches(1.5 * x, y)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("hetsngp", {}),
+        ("sngp", {"link": "sigmoid"}),
+        ("posterior_network", {}),
+        ("mimo", {}),
+        ("ensemble", {}),
+    ],
+)
+def test_without_doubt_corrupted_sets_have_the_same_quality(kind: str, options: dict[str, Any]) -> None:
+    x, y = toy.blobs(3, 6)
+    y = toy.labels_for(y, 3, options)
+    if kind == "ensemble":
+        model: Any = hetsngp.Ensemble([toy.trained("sngp"), toy.trained("hetsngp")])
+    else:
+        model = toy.trained(kind, **options)
+    given: dict[str, Any] = {"ood": {"far": [9 * x]}, "corrupted": fog_and_snow(x, y)}
+    whole = evaluate(model, [(x, y)], **given)
+    quick = evaluate(model, [(x, y)], **given, corrupted_doubt=False)
+    for name in ("id", "ood", "scores", "selection", "mean_scores"):
+        assert getattr(quick, name) == getattr(whole, name)
+    for fast, slow in zip(quick.corrupted.sets, whole.corrupted.sets, strict=True):
+        for name, value in asdict(slow.quality).items():
+            assert getattr(fast.quality, name) == (None if value is None else pytest.approx(value, abs=1e-6))
+        assert slow.scores.keys() == set(SCORES)
+        assert fast.scores == pytest.approx({name: slow.scores[name] for name in OF_PROBS}, abs=1e-5)
+    assert quick.corrupted.mean.scores.keys() == set(OF_PROBS)
+
+
+def test_without_doubt_predict_is_not_asked_for_corrupted_sets() -> None:
+    quick, corrupted = Quick(some_prediction(0, rows=3 * N)), fog_and_snow(ROWS, LABELS)
+    evaluate(quick, batches(ROWS, LABELS), None, corrupted, corrupted_doubt=False, num_samples=8)
+    assert (len(quick.rows), quick.asked) == (PER_PART, 2 * PER_PART)
+    assert all(options == {"num_samples": 8} for options in quick.options)
+    evaluate(quick, batches(ROWS, LABELS), None, corrupted)
+    assert (len(quick.rows), quick.asked) == (4 * PER_PART, 2 * PER_PART)
+
+
+def test_a_model_that_only_predicts_has_its_doubt(told: Told) -> None:
+    corrupted = fog_and_snow(ROWS, LABELS)
+    whole = evaluate(told, batches(ROWS, LABELS), None, corrupted)
+    quick = evaluate(told, batches(ROWS, LABELS), None, corrupted, corrupted_doubt=False)
+    assert quick.corrupted == whole.corrupted
+    assert whole.corrupted is not None
+    assert whole.corrupted.mean.scores.keys() == set(SCORES)
+
+
+def test_the_entropy_of_fewer_classes_is_not_the_models() -> None:
+    model, corrupted = Quick(some_prediction(0, rows=3 * N)), fog_and_snow(ROWS, LABELS % 2)
+    some = restrict(model, ClassMap(torch.tensor([3, 1]), ("three", "one")))
+    whole = evaluate(some, batches(ROWS, LABELS % 2), None, corrupted).corrupted
+    quick = evaluate(some, batches(ROWS, LABELS % 2), None, corrupted, corrupted_doubt=False).corrupted
+    assert [each.quality for each in quick.sets] == [each.quality for each in whole.sets]
+    assert quick.mean.scores == {"one_minus_confidence": whole.mean.scores["one_minus_confidence"]}
+
+
+def test_with_and_without_doubt_are_parts_of_their_own(tmp_path: Path) -> None:
+    quick = Quick(some_prediction(0, rows=3 * N))
+
+    def measured(doubt: bool) -> tuple[int, int]:
+        quick.rows.clear()
+        quick.asked = 0
+        report = everything(quick, tmp_path, corrupted_doubt=doubt)
+        assert report.corrupted.mean.scores.keys() == set(SCORES if doubt else OF_PROBS)
+        return len(quick.rows), quick.asked
+
+    assert measured(True) == (4 * PER_PART, 0)
+    assert measured(False) == (0, 2 * PER_PART)
+    assert measured(False) == (0, 0)
+    assert measured(True) == (2 * PER_PART, 0)
 
 
 def test_numpys_severities_are_whole_numbers(told: Told) -> None:

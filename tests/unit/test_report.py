@@ -61,6 +61,21 @@ def report() -> Any:
     return evaluate(Told(probs, scores), [(ROWS, y)], ood, corrupted, title="A model")
 
 
+class Alone(Told):
+    """The model of a report, which can leave doubt out."""
+
+    def __init__(self, report: Any) -> None:
+        confidence, doubt = report.rows["id"].confidence, report.rows["id"].scores["ood_score"]
+        probs = torch.stack([confidence, 0.7 * (1 - confidence), 0.3 * (1 - confidence)], 1)
+        super().__init__(probs, doubt)
+
+    def predict_probs(self, x: torch.Tensor) -> torch.Tensor:
+        return self.predict(x).probs
+
+
+DAMAGED = {"corrupted": {("fog", s): [(ROWS, torch.arange(N) % CLASSES)] for s in (1, 4)}}
+
+
 # --- JSON -----------------------------------------------------------------------------------------------
 
 
@@ -182,6 +197,24 @@ def test_the_tables_hold_the_numbers(report: Any) -> None:
     by = report.corrupted
     assert cells(text, "motion_blur")[1] == f"{by.by_corruption['motion_blur'].accuracy:.4f}"
     assert f"| mean | {by.mean.accuracy:.4f} |" in text
+
+
+def test_probabilities_alone_are_said(report: Any) -> None:
+    """And what is not known has neither a column nor a line in a picture."""
+    means = report.corrupted.mean, *report.corrupted.by_severity.values()
+    assert all("model_uncertainty" in each.scores for each in means)
+    assert "model doubt" in report.markdown()
+    less = evaluate(Alone(report), [(ROWS, torch.arange(N) % CLASSES)], **DAMAGED, corrupted_doubt=False)
+    for text in (less.markdown(), str(less)):
+        assert text.count("by probabilities alone") == 1
+        assert "total doubt" in text
+        assert "model doubt" not in text
+    for text in (report.markdown(), str(report)):
+        assert "by probabilities alone" not in text
+    assert max(len(line) for line in str(less).splitlines()) <= 80
+    lines = [len(ax.lines) for ax in draw_corrupted(less).axes if "doubt" in ax.get_title()]
+    assert lines == [1]
+    assert [len(ax.lines) for ax in draw_corrupted(report).axes if "doubt" in ax.get_title()] == [3]
 
 
 def test_the_best_score_is_bold(report: Any) -> None:

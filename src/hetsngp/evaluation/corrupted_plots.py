@@ -70,7 +70,9 @@ def _doubt_panel(ax: Any, report: Report) -> None:
 
 
 def _in_nats(report: Report) -> list[str]:
-    return [score for score in NATS if score in report.scores]
+    assert report.corrupted is not None
+    known = report.corrupted.mean.scores  # of probabilities alone there is less
+    return [score for score in NATS if score in report.scores and score in known]
 
 
 def _severities(ax: Any, report: Report) -> None:

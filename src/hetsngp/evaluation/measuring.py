@@ -8,7 +8,7 @@ import operator
 import os
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ def evaluate(
     num_samples: int | None = None,
     generator: torch.Generator | None = None,
     num_bins: int = 15,
+    corrupted_doubt: bool = True,
     fresh: bool = False,
     show: bool | None = None,
 ) -> Report:
@@ -75,6 +76,9 @@ def evaluate(
         num_samples: Handed on to ``predict``.
         generator: For random integration points; None: fixed ones, and the same numbers every time.
         num_bins: Of the calibration error and the reliability diagram.
+        corrupted_doubt: False: corrupted sets are measured by ``predict_probs`` alone, at a fraction of the
+            cost where there is a GP: without the measures of doubt that do not follow from the probabilities.
+            A model that has no ``predict_probs`` is measured as ever.
         fresh: Measure all parts again, whatever ``out`` holds.
         show: Show how far it is; None: at a terminal.
 
@@ -102,9 +106,10 @@ def evaluate(
     progress = _Progress(1 + len(outside) + len(damaged), at_a_terminal() if show is None else show)
     with progress:
         run = _Run(predictor, Parts(folder, known, settings), seed, num_bins, fresh, progress)
+        doubt = corrupted_doubt or not predictor.has_probs
         inside = run.rows(id, "id", labelled=True)
         others = {name: run.rows(outside[name], f"ood[{name!r}]", labelled=False) for name in outside}
-        sets = [run.corrupted(damaged, key) for key in damaged]
+        sets = [run.corrupted(damaged, key, doubt) for key in damaged]
     assert inside.correct is not None
     names = offered([inside, *others.values()])
     order = dict.fromkeys([*names, "one_minus_confidence"])
@@ -156,32 +161,37 @@ class _Run:
         self.parts.write(name, fingerprint, rows.arrays())
         return rows
 
-    def corrupted(self, sets: Mapping[tuple[str, int], Any], key: tuple[str, int]) -> CorruptedSet:
+    def corrupted(
+        self, sets: Mapping[tuple[str, int], Any], key: tuple[str, int], doubt: bool
+    ) -> CorruptedSet:
         """The same for numbers: of 75 sets the rows would be many."""
+        settings = self.parts.settings if doubt else f"{self.parts.settings} of probabilities alone"
+        parts = replace(self.parts, settings=settings)
         corruption, severity = key[0], operator.index(key[1])  # NumPy's are no int
         name = f"corrupted[{corruption!r}, {severity}]"
         tell = getattr(sets, "fingerprint", None)  # of a mapping that need not make a set to tell which it is
         told = tell(key) if callable(tell) else None
         # No name for the loader here: it must be gone before the next is made.
         data: str | Batches = Batches(sets[key], name) if told is None else str(told)
-        fingerprint = self.parts.fingerprint(name, data, self.num_bins)
-        kept = None if self.fresh else self.parts.read(name, fingerprint)
+        fingerprint = parts.fingerprint(name, data, self.num_bins)
+        kept = None if self.fresh else parts.read(name, fingerprint)
         if kept is not None:
             numbers = json.loads(str(kept["numbers"]))
             self.progress.skip(name, numbers["quality"]["rows"])
         else:
             batches = Batches(sets[key], name) if isinstance(data, str) else data
-            rows = self._predict(batches, labelled=True)
+            rows = self._predict(batches, labelled=True, doubt=doubt)
             numbers = {"quality": asdict(quality(rows, self.num_bins)), "scores": mean_scores(rows)}
-            self.parts.write(name, fingerprint, {"numbers": np.array(json.dumps(numbers))})
+            parts.write(name, fingerprint, {"numbers": np.array(json.dumps(numbers))})
         return CorruptedSet(corruption, severity, Quality(**numbers["quality"]), numbers["scores"])
 
-    def _predict(self, batches: Batches, *, labelled: bool) -> Rows:
+    def _predict(self, batches: Batches, *, labelled: bool, doubt: bool = True) -> Rows:
         self.progress.begin(batches.where, num_batches(batches.loader))
         rows = predict_rows(
             self.predictor,
             batches,
             labelled=labelled,
+            doubt=doubt,
             generator=self._generator(batches.where),
             on_batch=self.progress.batch,
         )

@@ -51,13 +51,7 @@ class Predictor:
                 raise TypeError("an estimator predicts at fixed points: leave generator out")
             rows = x.numpy(force=True) if isinstance(x, Tensor) else x
             return self.model.predict_uncertainty(rows).map(torch.as_tensor)
-        given = {"num_samples": self.num_samples, "generator": generator}
-        given = {name: value for name, value in given.items() if value is not None}
-        network = self.model if isinstance(self.model, nn.Module) else getattr(self.model, "model", None)
-        if isinstance(network, nn.Module):  # itself, or what restrict() was given
-            x = _as_tensors(x, network)
-        with torch.no_grad():
-            prediction = self.model.predict(to_device(x, self.device), **given)
+        prediction = self._ask("predict", x, generator)
         if not isinstance(prediction, Prediction):
             raise TypeError(
                 f"{type(self.model).__name__}.predict must return a hetsngp.Prediction, got "
@@ -67,12 +61,35 @@ class Predictor:
             prediction = prediction.map(torch.as_tensor)
         return prediction
 
-    def labels(self, y: Any, prediction: Prediction) -> Tensor:
-        """The labels of the batch, on the device of its prediction: (B,), or multi-hot (B, K)."""
-        rows, classes = prediction.probs.shape
+    @property
+    def has_probs(self) -> bool:
+        """Whether the model gives probabilities without the measures of doubt, which cost most."""
+        return not self._is_estimator and callable(getattr(self.model, "predict_probs", None))
+
+    @property
+    def is_restricted(self) -> bool:
+        """Whether classes were left out of the probabilities: doubt stays that over all of them."""
+        return getattr(self.model, "normalise", None) is not None
+
+    def probs(self, x: Any, generator: torch.Generator | None = None) -> Tensor:
+        """``predict(x).probs`` of a batch, alone: (B, K)."""
+        return torch.as_tensor(self._ask("predict_probs", x, generator))
+
+    def _ask(self, method: str, x: Any, generator: torch.Generator | None) -> Any:
+        given = {"num_samples": self.num_samples, "generator": generator}
+        given = {name: value for name, value in given.items() if value is not None}
+        network = self.model if isinstance(self.model, nn.Module) else getattr(self.model, "model", None)
+        if isinstance(network, nn.Module):  # itself, or what restrict() was given
+            x = _as_tensors(x, network)
+        with torch.no_grad():
+            return getattr(self.model, method)(to_device(x, self.device), **given)
+
+    def labels(self, y: Any, probs: Tensor) -> Tensor:
+        """The labels of the batch, on the device of its probabilities (B, K): (B,), or multi-hot (B, K)."""
+        rows, classes = probs.shape
         if self._is_estimator:
             y = self._class_numbers(y)
-        y = to_device(torch.as_tensor(y) if isinstance(y, np.ndarray) else y, prediction.probs.device)
+        y = to_device(torch.as_tensor(y) if isinstance(y, np.ndarray) else y, probs.device)
         several = self.multi_hot
         if several is None:
             several = isinstance(y, Tensor) and y.dim() == 2

@@ -6,7 +6,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hetsngp.evaluation.scores import COVERAGES, Means, Quality
+from hetsngp.evaluation.rows import SCORES
+from hetsngp.evaluation.scores import COVERAGES, Corrupted, Means, Quality
 
 if TYPE_CHECKING:
     from hetsngp.evaluation.reports import Report
@@ -26,6 +27,7 @@ NOTES = (
 AFTERWARDS = (
     "Bold: the best in its column, known only with the OOD rows at hand. ood_score is the one chosen before."
 )
+PROBS_ALONE = "Measured by probabilities alone: of doubt there is what follows from them."
 NO_SCORE = "Every measure of doubt is the same for all rows, so none tells these apart."
 
 
@@ -53,6 +55,7 @@ def markdown(report: Report, pictures: Mapping[str, str]) -> str:
     if report.corrupted is not None:
         by = report.corrupted
         count = f"{by.mean.sets} set{'s' if by.mean.sets != 1 else ''}, each counted once."
+        count += "" if _has_doubt(by) else f" {PROBS_ALONE}"
         blocks += [f"## Corrupted\n\n{count}", _table(*_corrupted(report, by.by_severity, "severity"))]
         blocks += [_table(*_corrupted(report, by.by_corruption, "corruption"))]
         blocks.append(_picture("corrupted", pictures))
@@ -69,7 +72,10 @@ def plain_text(report: Report) -> str:
         blocks.append(f"{f'OOD {name}'[:WIDTH]}\n{found}")
     blocks.append(f"answering only where it is sure\n{_columns(*_selection(report))}")
     if report.corrupted is not None:
-        blocks.append(f"corrupted\n{_columns(*_corrupted(report, report.corrupted.by_severity, 'severity'))}")
+        found = _columns(*_corrupted(report, report.corrupted.by_severity, "severity"))
+        blocks.append(
+            "\n".join(["corrupted", found, *([] if _has_doubt(report.corrupted) else [PROBS_ALONE])])
+        )
     return "\n\n".join(blocks)
 
 
@@ -192,7 +198,9 @@ def _selection(report: Report) -> Table:
 
 def _corrupted(report: Report, groups: Mapping[str, Means] | Mapping[int, Means], name: str) -> Table:
     assert report.corrupted is not None
-    doubts = [score for score in ("total_uncertainty", "model_uncertainty") if score in report.scores]
+    known = report.corrupted.mean.scores
+    both = ("total_uncertainty", "model_uncertainty")
+    doubts = [score for score in both if score in report.scores and score in known]
     headings = [
         name,
         "accuracy ↑",
@@ -206,6 +214,10 @@ def _corrupted(report: Report, groups: Mapping[str, Means] | Mapping[int, Means]
         cells = [f"{mean.accuracy:.4f}", f"{mean.nll:.4f}", f"{mean.ece:.4f}", _number(mean.brier)]
         rows.append([str(group), *cells, *(f"{mean.scores[score]:.4f}" for score in doubts)])
     return headings, rows
+
+
+def _has_doubt(corrupted: Corrupted) -> bool:
+    return len(corrupted.mean.scores) == len(SCORES)
 
 
 def label(score: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hetsngp.data.class_maps import NORMALISE, ClassMap
 from hetsngp.evaluation.parts import model_fingerprint
@@ -31,6 +32,12 @@ class Restricted:
             for values in (prediction.probs, prediction.clean_probs)
         )
         return replace(prediction, probs=probs, clean_probs=clean)
+
+    def predict_probs(self, x: Any, **how: Any) -> Tensor:
+        """``predict(x).probs`` alone: (B, K'), without the cost of doubt where the model has such a way."""
+        cheap = getattr(self.model, "predict_probs", None)
+        probs = self.model.predict(x, **how).probs if cheap is None else cheap(x, **how)
+        return self.class_map.apply(probs, normalise=self.normalise)
 
     @property
     def num_classes(self) -> int:

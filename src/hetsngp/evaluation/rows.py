@@ -13,6 +13,7 @@ from torch import Tensor
 from hetsngp import metrics
 from hetsngp.counting import is_device_loader
 from hetsngp.evaluation.predictors import Predictor
+from hetsngp.functional.uncertainty import binary_entropy, entropy
 from hetsngp.metrics.probabilities import check_probs
 from hetsngp.types import Prediction
 from hetsngp.validation import check_batch
@@ -28,6 +29,8 @@ SCORES = (
     "one_minus_confidence",
 )
 """Every measure of doubt in a :class:`hetsngp.Prediction`; higher is less sure."""
+OF_PROBS = ("total_uncertainty", "one_minus_confidence")
+"""Those that follow from the probabilities; of a restricted model only the second."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +40,7 @@ class Rows:
     num_classes: int
     confidence: Tensor
     scores: Mapping[str, Tensor]
-    """By the names in :data:`SCORES`."""
+    """By the names in :data:`SCORES`; without doubt only those in :data:`OF_PROBS`."""
     correct: Tensor | None = None
     """Whether the most probable class is the label, or among the labels: bool."""
     nll: Tensor | None = None
@@ -136,39 +139,55 @@ def predict_rows(
     batches: Batches,
     *,
     labelled: bool,
+    doubt: bool = True,
     generator: torch.Generator | None = None,
     on_batch: Callable[[int], None] = lambda rows: None,
 ) -> Rows:
-    """Go through all batches; ``on_batch`` is told the number of rows of each."""
+    """Go through all batches; ``on_batch`` is told the number of rows of each.
+
+    Without ``doubt`` labelled rows are predicted by their probabilities alone.
+    """
     parts: list[dict[str, Tensor]] = []
     classes: int | None = None
     for x, y in batches.labelled() if labelled else batches.inputs():
         try:
-            prediction = predictor.predict(x, generator)
-            labels = predictor.labels(y, prediction) if labelled else None
-            check_probs(prediction.probs, total=predictor.total(labels))
-            parts.append(_reduce(prediction, labels))
+            prediction = predictor.predict(x, generator) if doubt else None
+            probs = predictor.probs(x, generator) if prediction is None else prediction.probs
+            labels = predictor.labels(y, probs) if labelled else None
+            check_probs(probs, total=predictor.total(labels))
+            values = _reduce(probs, labels)
+            if prediction is not None:
+                values |= _doubts(prediction)
+            elif not predictor.is_restricted:
+                values["total_uncertainty"] = _entropy(probs, labels)
+            parts.append(values)
         except Exception as error:
             if error.args and isinstance(error.args[0], str):  # another's keeps its words
                 error.args = (f"{batches.where}: {error.args[0]}", *error.args[1:])
             raise
-        classes = classes or prediction.probs.shape[-1]
-        on_batch(len(prediction))
+        classes = classes or probs.shape[-1]
+        on_batch(len(probs))
     assert classes is not None
     values = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
     values = {name: v if v.dtype == torch.bool else v.double() for name, v in values.items()}
     # In float64: with many classes float32 would make ties of small confidences.
     values["one_minus_confidence"] = 1 - values["confidence"]
     _check(values, batches.where)
-    scores = {name: values.pop(name) for name in SCORES}
+    scores = {name: values.pop(name) for name in SCORES if name in values}
     return Rows(classes, scores=scores, **values)
 
 
-def _reduce(prediction: Prediction, labels: Tensor | None) -> dict[str, Tensor]:
-    probs, confidence = prediction.probs, prediction.confidence
+def _doubts(prediction: Prediction) -> dict[str, Tensor]:
     # Copies: a column of a larger tensor would keep all of it.
-    values = {name: getattr(prediction, name).clone() for name in SCORES[:-1]}
-    values["confidence"] = confidence
+    return {name: getattr(prediction, name).clone() for name in SCORES[:-1]}
+
+
+def _entropy(probs: Tensor, labels: Tensor | None) -> Tensor:
+    return binary_entropy(probs) if labels is not None and labels.dim() == 2 else entropy(probs)
+
+
+def _reduce(probs: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
+    values = {"confidence": probs.amax(-1)}
     if labels is None:
         return values
     if labels.dim() == 2:

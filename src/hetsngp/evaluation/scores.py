@@ -74,7 +74,7 @@ class Means:
     ece: float
     brier: float | None
     scores: Mapping[str, float]
-    """Mean of each measure of doubt."""
+    """Mean of each measure of doubt; of those that follow from the probabilities, where no more was asked."""
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,9 @@ _NARROW = {torch.float64: (10.0, 0.36), torch.float32: (7.5, 0.6)}
 _LOGISTIC = {torch.float64: (38.0, 0.5), torch.float32: (21.0, 0.75)}
 
 
-# Elements × nodes worked on at a time.
-PIECE = 2**20
+# Elements × nodes worked on at a time: what a cache holds, or what keeps a GPU busy between two looks of the
+# host at what is wide (128 MiB in float32).
+PIECE, PIECE_ON_GPU = 2**20, 2**25
 
 
 def _nodes(rule: dict[torch.dtype, tuple[float, float]], like: Tensor) -> tuple[Tensor, float]:
@@ -102,7 +103,7 @@ _RULES = {
 
 
 def _in_pieces(m: Tensor, s: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    size = PIECE // 128
+    size = (PIECE_ON_GPU if m.is_cuda else PIECE) // 128
     return m.reshape(-1).split(size), s.reshape(-1).split(size)
 
 

@@ -71,6 +71,8 @@ def _two_class(latent: UtilityNormal, noise: UtilityNormal | None, probs: Tensor
 def sigmoid_model_uncertainty(mean: Tensor, latent_var: Tensor, noise_var: Tensor, probs: Tensor) -> Tensor:
     """Σ_c I(y_c; f_c) under the sigmoid link, by quadrature over f_c: arguments (B, K) → (B,)."""
     std = latent_var.sqrt()
+    if not bool(latent_var.any()):  # without a posterior there is nothing to know of f, and much to integrate
+        return torch.zeros_like(mean[:, 0])
     # The integrand's features have a width of ~3 logits: nodes at most 1.5 apart, down to a step of 1/128.
     step = 2.0 ** -min(7, max(1, math.ceil(math.log2(max(float(std.max()), 1.0) / 1.5))))
     z, weights = normal_nodes(step=step, like=mean)
