@@ -1,0 +1,23 @@
+"""A trained model at work: a finished run opened from disk, and a verdict on each input. No training code."""
+
+from hetsngp.serving.bundle import Served, open_run, write_serving
+from hetsngp.serving.lines import as_json, as_text, predict_and_show
+from hetsngp.serving.predicting import Line, predict_files, predict_set
+from hetsngp.serving.sheet import draw_lines
+from hetsngp.serving.verdicts import Thresholds, Verdict, set_thresholds
+
+__all__ = [
+    "Line",
+    "Served",
+    "Thresholds",
+    "Verdict",
+    "as_json",
+    "as_text",
+    "draw_lines",
+    "open_run",
+    "predict_and_show",
+    "predict_files",
+    "predict_set",
+    "set_thresholds",
+    "write_serving",
+]
