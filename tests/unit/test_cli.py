@@ -6,6 +6,8 @@ import functools
 import importlib.util
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,15 +24,34 @@ from typer.testing import CliRunner
 
 import hetsngp
 from hetsngp import cli
+from hetsngp.cli import demo_command
+from hetsngp.data.registry import DATASETS
 from hetsngp.data.synthetic import Points, SyntheticTask, make_task
 from hetsngp.evaluation import synthetic
 from hetsngp.evaluation.synthetic import RECIPES, Recipe
+from hetsngp.training import Engine, recipe
+from hetsngp.training.images import finished
+from hetsngp.training.recipe import book_names, read_recipe, recipe_file
 
 SRC = Path(__file__).parents[2] / "src"
 
 
-def invoke(*arguments: str) -> Any:
-    return CliRunner().invoke(cli.make_app(), list(arguments))
+def invoke(*arguments: object) -> Any:
+    return CliRunner().invoke(cli.make_app(), list(map(str, arguments)))
+
+
+def refused(result: Any, words: str) -> None:
+    """A line on stderr that begins with our name, exit code 2, and nothing of where it came from."""
+    try:
+        said = result.stderr
+    except ValueError:  # click before 8.2 has one stream for both
+        said = result.output
+    lines = [line for line in said.splitlines() if not line.startswith("warning: ")]
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert len(lines) == 1, said
+    assert lines[0].startswith("hetsngp: ")
+    assert words in lines[0]
+    assert "Traceback" not in result.output
 
 
 @pytest.fixture
@@ -69,7 +90,85 @@ def test_version_and_help() -> None:
     text = invoke("demo", "--help").output
     for option in ("methods", "tasks", "seeds", "seed", "out", "label-noise", "jobs", "epochs"):
         assert f"--{option}" in text
-    assert "demo" in invoke("--help").output  # a subcommand though it is the only one
+    text = invoke("--help").output
+    assert all(re.search(rf"^  {name} ", text, re.MULTILINE) for name in cli.COMMANDS)
+    bare = invoke()
+    assert (bare.exit_code, bare.output) == (2, text)
+
+
+@pytest.mark.parametrize("command", [None, *cli.COMMANDS])
+def test_every_help_has_an_example_that_would_run(command: str | None) -> None:
+    """Its options are those of the command, and the recipes it names are there."""
+    result = invoke(*([] if command is None else [command]), "--help")
+    assert result.exit_code == 0, result.output
+    text, _, example = " ".join(result.output.split()).partition("Example: ")
+    assert example.startswith("hetsngp ")
+    for called in re.split(r"^hetsngp |, then hetsngp ", example)[1:]:
+        name, *words = shlex.split(called)
+        assert name in (cli.COMMANDS if command is None else (command,))
+        options = [word for word in words if word.startswith("--")]
+        assert all(f" {option} " in text for option in options), options
+        if name in ("train", "recipes"):
+            changes = [words[place + 1] for place, word in enumerate(words) if word == "--set"]
+            read_recipe(words[0], changes)
+        for place in (place for place, word in enumerate(words) if word in ("--ood", "--corrupted", "--far")):
+            assert words[place + 1].rpartition("=")[2] in DATASETS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["trian"], "trian"),
+        (["--verbose"], "--verbose"),
+        (["train"], "RECIPE"),
+        (["predict", "runs/a"], "FILE"),
+        (["recipes", "cifar1000"], "did you mean 'cifar100'?"),
+        (["data", "cifra10"], "did you mean 'cifar10'?"),
+        (["reproduce", "cifar10"], "did you mean 'cifar100'?"),
+        (["reproduce", "cifar100", "--set", "rank=3"], "did you mean 'options.rank'?"),
+        (["reproduce", "cifar100", "--set", "schedule.epochs=few"], "schedule.epochs is a whole number"),
+        (["reproduce", "cifar100", "--methods", "sgnp"], "did you mean 'sngp'?"),
+        (["reproduce", "cifar100", "--seeds", "0"], "--seeds"),
+        (["reproduce", "cifar100", "--out", __file__], "--out"),
+        (["reproduce", "cifar100", "--out", "here"], "HETSNGP_DATA"),
+    ],
+)
+def test_what_is_mistyped(
+    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HETSNGP_DATA", raising=False)
+    refused(invoke(*arguments), words)
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_errors_of_our_own_show_where_they_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect is not made a line; a mistake is, unless --debug asks for more."""
+
+    def fail(error: Exception) -> None:
+        raise error
+
+    monkeypatch.setattr(recipe, "recipe_file", lambda name: fail(ValueError("two\n  lines")))
+    refused(invoke("recipes", "a"), "hetsngp: two lines")
+    shown = invoke("--debug", "recipes", "a")
+    assert isinstance(shown.exception, ValueError)
+    monkeypatch.setattr(recipe, "recipe_file", lambda name: fail(AttributeError("ours")))
+    assert isinstance(invoke("recipes", "a").exception, AttributeError)
+    monkeypatch.setattr(recipe, "recipe_file", lambda name: fail(KeyboardInterrupt()))  # type: ignore[arg-type]
+    stopped = invoke("recipes", "a")
+    assert stopped.exit_code == 130
+    assert "the same command goes on" in stopped.output
+
+
+def test_the_book_and_the_data_sets_are_listed() -> None:
+    lines = invoke("recipes").output.splitlines()
+    assert [line.split()[0] for line in lines] == list(book_names())
+    assert all(len(line.split()) > 3 for line in lines)
+    for name in ("cifar10", "cifar100/hetsngp"):
+        assert invoke("recipes", name).output == recipe_file(name)[1].read_text()
+    everything = invoke("data").output
+    assert all(re.search(rf"^{re.escape(name)}$", everything, re.MULTILINE) for name in DATASETS)
+    assert invoke("data", "svhn").output.startswith("svhn\n  SVHN")
 
 
 @pytest.mark.parametrize(
@@ -88,15 +187,12 @@ def test_version_and_help() -> None:
     ],
 )
 def test_bad_input_is_named_and_exits_with_2(arguments: list[str], message: str) -> None:
-    result = invoke("demo", *arguments)
-    assert result.exit_code == 2
-    assert message in " ".join(result.output.split())
-    assert "Traceback" not in result.output
+    refused(invoke("demo", *arguments), message)
 
 
 def test_all_means_every_method() -> None:
-    assert cli._chosen("method", "all", ("a", "b")) == ("a", "b")
-    assert cli._chosen("method", "b,a,b", ("a", "b")) == ("b", "a")
+    assert demo_command._chosen("method", "all", ("a", "b")) == ("a", "b")
+    assert demo_command._chosen("method", "b,a,b", ("a", "b")) == ("b", "a")
 
 
 @pytest.mark.parametrize("name", cli.NEEDS)
@@ -165,10 +261,24 @@ def group(leader: int) -> list[int]:
 
 # --- train ----------------------------------------------------------------------------------------------
 
+SMALL = """
+network = "wrn-10-1"
+method = "hetsngp"
+batch_size = 30
+[options]
+random_features = 64
+[schedule]
+epochs = 3
+lr = 0.05
+warmup = 2
+[hardware]
+accelerator = "cpu"
+"""
+
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
-    """Dark and bright ones, with a little noise."""
+    """A recipe, and dark and bright pictures with a little noise."""
     rng = np.random.default_rng(0)
     arrays = {}
     for split, count in (("train", 100), ("test", 31)):
@@ -178,26 +288,32 @@ def pictures(tmp_path: Path) -> Path:
         )
         arrays[f"y_{split}"] = y
     np.savez(tmp_path / "pictures.npz", **arrays)
-    return tmp_path / "pictures.npz"
+    (tmp_path / "small.toml").write_text(f"data = '{tmp_path / 'pictures.npz'}'\n{SMALL}")
+    return tmp_path / "small.toml"
 
 
-def train(*arguments: object) -> Any:
-    small = ("--network", "wrn-10-1", "--batch-size", "30", "--epochs", "3", "--accelerator", "cpu")
-    return invoke("train", *small, *map(str, arguments))
+def train(recipe: Path, *arguments: object) -> Any:
+    changes = [part for text in arguments if "=" in str(text) for part in ("--set", text)]
+    return invoke("train", recipe, *changes, *(text for text in arguments if "=" not in str(text)))
 
 
 def test_train_makes_a_model_and_goes_on(pictures: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    settings = ["--average", "0.9", "--patience", "3", "--decay", "step", "--milestones", "1,2"]
+    settings = ["training.average=0.9", "training.patience=3"]
+    settings += ["schedule.decay=step", "schedule.milestones=[1, 2]"]
     result = train(pictures, "--out", out, *settings)
     assert result.exit_code == 0, result.output
     summary = json.loads((out / "summary.json").read_text())
     assert summary["test"]["examples"] == 31
     assert summary["test"]["accuracy"] > 0.9
-    assert summary["plan"]["schedule"]["milestones"] == [1, 2]
+    assert summary["recipe"] == read_recipe(pictures, settings).describe()
+    assert summary["recipe"]["plan"]["schedule"]["milestones"] == [1, 2]
+    assert summary["changes"] == settings
     assert f"test: accuracy {summary['test']['accuracy']:.4f}" in result.output
+    assert "no image is called confident: that takes 20 held-out images" in result.output  # of ten
+    assert "none is called unfamiliar: that takes 19" in result.output
     model = hetsngp.load(out / "model")
-    with np.load(pictures) as arrays:
+    with np.load(tmp_path / "pictures.npz") as arrays:
         x = torch.from_numpy(arrays["x_test"]).permute(0, 3, 1, 2).float()
     scale = x.mean() / 255, x.std() / 255  # near those of the training images
     assert model.predict((x / 255 - scale[0]) / scale[1]).probs.shape == (31, 2)
@@ -205,30 +321,87 @@ def test_train_makes_a_model_and_goes_on(pictures: Path, tmp_path: Path) -> None
     with Image.open(out / "curves.png") as picture:
         assert min(picture.size) > 300
 
-    weights = (out / "checkpoint" / "config.json").read_text()
+    other = train(pictures, "--out", out, *settings, "schedule.lr=0.01")
+    refused(other, "another plan")
+    assert "lr 0.05, now 0.01" in other.output
+    for change in ("held_out=0.3", "batch_size=20", "method=sngp", "options.rank=2"):
+        refused(train(pictures, "--out", out, *settings, change, "--changed"), "holds a run on other data")
+
+    before = {file: file.stat().st_mtime_ns for file in out.rglob("*")}
+    (tmp_path / "pictures.npz").rename(tmp_path / "elsewhere.npz")  # nothing is left to do, nor to read
     again = train(pictures, "--out", out, *settings)
     assert again.exit_code == 0, again.output
-    assert "epoch" not in again.output  # nothing was left to train
-    assert (out / "checkpoint" / "config.json").read_text() == weights
-    assert json.loads((out / "summary.json").read_text())["test"] == summary["test"]
+    assert again.output in result.output
+    assert "epoch" not in again.output
+    assert {file: file.stat().st_mtime_ns for file in out.rglob("*")} == before
 
-    other = train(pictures, "--out", out, "--lr", "0.01")
-    assert other.exit_code == 2
-    assert "another plan" in other.output
-    assert "lr 0.1, now 0.01" in other.output
-    for option, value in (("--held-out", "0.3"), ("--batch-size", "20"), ("--method", "sngp")):
-        other = train(pictures, "--out", out, *settings, option, value, "--changed")
-        assert other.exit_code == 2
-        assert "holds a run on other data" in other.output
+
+def test_what_is_said_of_a_trained_model_may_be_said_anew(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other rules for verdicts, no calibration: the weights stay, and what is half done is not finished."""
+    out = tmp_path / "run"
+    small = ("schedule.epochs=1", "method=deterministic", "held_out=0.4")
+    assert train(pictures, "--out", out, *small).exit_code == 0
+    first = finished(out)
+    assert first is not None
+    checkpoint = (out / "checkpoint" / "config.json").read_text()
+
+    def stop(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hetsngp.training.images.write_serving", stop)
+        assert train(pictures, "--out", out, *small, "calibrate=false").exit_code == 130
+    assert finished(out) is None
+    assert train(pictures, "--out", out, *small, "calibrate=false").exit_code == 0
+    second = finished(out)
+    assert second is not None
+    assert not second["recipe"]["task"]["calibrate"]
+    assert second["posterior"] != first["posterior"]
+    assert train(pictures, "--out", out, *small, "verdicts.right=0.6").exit_code == 0
+    third = finished(out)
+    assert third is not None
+    assert third["thresholds"]["right"] == 0.6
+    assert third["held_out"] == first["held_out"]
+    assert (out / "checkpoint" / "config.json").read_text() == checkpoint
+    for damage in ("[]", "{}", json.dumps({"recipe": third["recipe"]}), "{"):
+        (out / "summary.json").write_text(damage)
+        assert finished(out) is None
+    (out / "summary.json").write_text(json.dumps(third))
+    assert finished(out) == third
+    (out / "model" / "config.json").unlink()
+    assert finished(out) is None
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_posterior_that_is_sampled_in_training_is_fitted_on_images_as_they_are(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampled: bool
+) -> None:
+    given: dict[str, Any] = {}
+    through = Engine.train
+
+    def look(self: Engine, model: Any, loader: Any, plan: Any, **more: Any) -> Any:
+        given.update(more)
+        return through(self, model, loader, plan, **more)
+
+    monkeypatch.setattr(Engine, "train", look)
+    small = ("method=sngp", "schedule.epochs=1", f"options.sample_beta={str(sampled).lower()}")
+    done = train(pictures, "--out", tmp_path / "run", *small)
+    assert done.exit_code == 0, done.output
+    assert ("clean" in given) == sampled
+    if sampled:
+        assert given["clean"].augment is None
+        assert not given["clean"].shuffle
 
 
 @pytest.mark.slow
 def test_train_starts_its_own_processes(pictures: Path, tmp_path: Path) -> None:
     """Each runs the same command; one of them prints and writes."""
     command = [sys.executable, "-m", "hetsngp", "train", str(pictures), "--out", str(tmp_path / "run")]
-    command += ["--network", "wrn-10-1", "--batch-size", "30", "--epochs", "1", "--accelerator", "cpu"]
+    for change in ("schedule.epochs=1", "hardware.devices=2", "hardware.strategy=ddp"):
+        command += ["--set", change]
     env = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
-    command += ["--devices", "2", "--strategy", "ddp"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("test: accuracy") == 1
@@ -239,23 +412,36 @@ def test_train_starts_its_own_processes(pictures: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nowhere"], "cannot open images 'nowhere'"),
-        (["PICTURES", "--network", "resnet9000"], "unknown network 'resnet9000'"),
-        (["PICTURES", "--method", "hetsgnp"], "did you mean 'hetsngp'"),
-        (["PICTURES", "--strategy", "dpp"], "did you mean 'ddp'"),
-        (["PICTURES", "--precision", "bf16"], "bf16-mixed"),
-        (["PICTURES", "--held-out", "2"], "share between 0 and 1"),
-        (["PICTURES", "--decay", "step"], "milestones"),
-        (["PICTURES", "--milestones", "a,b"], "--milestones takes numbers"),
-        (["PICTURES", "--devices", "two"], "--devices takes a whole number"),
-        (["PICTURES", "--batch-size", "4000"], "smaller batch_size"),
-        (["PICTURES", "--lr", "1e30"], "lower lr"),
-        (["PICTURES", "--size", "8"], "is for image files"),
+        (["data=nowhere"], "cannot open images 'nowhere'"),
+        (["data=nowhere.npz"], "there is no file nowhere.npz"),
+        (["data=cifar10"], "HETSNGP_DATA"),
+        (["data=cifar10n:wurst"], "unknown variant of cifar10n 'wurst'"),
+        (["data=cifar10-c"], "unknown split of cifar10-c 'train'"),
+        (["network=resnet9000"], "unknown network 'resnet9000'"),
+        (["network=wrn-10-0"], "unknown network 'wrn-10-0'"),
+        (["network=wrn-11-1"], "depth must be 6n + 4"),
+        (["method=hetsgnp"], "did you mean 'hetsngp'"),
+        (["hardware.strategy=dpp"], "did you mean 'ddp'"),
+        (["hardware.precision=bf16"], "bf16-mixed"),
+        (["hardware.devices=two"], "devices must be a positive whole number"),
+        (["hardware.accelerator=abacus"], "accelerator='abacus'"),
+        (["held_out=2"], "share between 0 and 1"),
+        (["schedule.decay=step"], "milestones"),
+        (["schedule.milestones=a"], "schedule.milestones is a list of numbers"),
+        (["epochs=3"], "did you mean 'schedule.epochs'"),
+        (["batch_size=4000"], "smaller batch_size"),
+        (["schedule.lr=1e30"], "lower lr"),
+        (["size=8"], "is for image files"),
+        (["options.link=sigmoid"], "--set options.link=softmax"),
+        (["--out", __file__], "--out"),
+        (["--out", f"{__file__}/deeper"], "deeper"),
+        (["--epochs", "3"], "--epochs"),
     ],
 )
-def test_train_says_what_is_wrong(arguments: list[str], words: str, pictures: Path, tmp_path: Path) -> None:
-    given = [str(pictures) if a == "PICTURES" else a for a in arguments]
-    result = train(*given, "--out", tmp_path / "run")
-    assert result.exit_code == 2, result.output
-    assert words in result.output
-    assert "Traceback" not in result.output
+def test_train_says_what_is_wrong(
+    arguments: list[str], words: str, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HETSNGP_DATA", raising=False)
+    refused(train(pictures, *arguments), words)
+    assert not list(tmp_path.rglob("summary.json"))

@@ -5,120 +5,133 @@ from __future__ import annotations
 import json
 import re
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from hetsngp import metrics
 from hetsngp.conversion import convert
-from hetsngp.data.device_loader import Augmentation, DeviceLoader
-from hetsngp.data.images import ImageArrays
-from hetsngp.data.sources import has_test, open_images
 from hetsngp.evaluation.curves import draw_curves
-from hetsngp.metrics import accuracy, ece, nll
-from hetsngp.model import Classifier
+from hetsngp.model import Classifier, to_device
 from hetsngp.nn.backbones import WideResNet
-from hetsngp.recipes import METHODS, build
+from hetsngp.recipes import build
+from hetsngp.serving.bundle import write_serving
+from hetsngp.serving.verdicts import Thresholds, set_thresholds
 from hetsngp.storage import replace_file
 from hetsngp.training.engine import Engine
 from hetsngp.training.feeds import share_of
-from hetsngp.training.plan import Keep, Plan
-from hetsngp.validation import check_choice, check_positive
+from hetsngp.training.image_data import Loaders, first_rows, make_loaders, open_task
+from hetsngp.training.plan import Keep
+from hetsngp.training.recipe import ImageTask, Recipe
+from hetsngp.types import Prediction
 
-WIDE_RESNET = re.compile(r"wrn-(\d+)-(\d+)")
-# Rows at a time where there is no gradient.
-EVAL_ROWS = 1000
+__all__ = ["ImageTask", "Recipe", "finished", "make_model", "measure", "train_images"]
+
+WIDE_RESNET = re.compile(r"wrn-(\d+)-([1-9]\d*)")
 SUMMARY, MODEL = "summary.json", "model"
+KEYS = {"recipe", "epochs", "seconds", "posterior", "held_out", "test", "no_test", "thresholds"}
+"""Of a summary that is whole."""
+# Held-out probabilities that are looked at for the thresholds of verdicts, rows times classes.
+THRESHOLD_CELLS, THRESHOLD_ROWS = 50_000_000, 10_000
 
 
-@dataclass(frozen=True)
-class ImageTask:
-    """What is to be learned by what."""
+def train_images(recipe: Recipe, engine: Engine, keep: Keep, *, show: bool | None = None) -> dict[str, Any]:
+    """Train; ``model/``, ``curves.png`` and, at last, ``summary.json`` go to ``keep.folder``; returns the
+    summary.
 
-    data: str
-    """A name of ``hetsngp.data.registry`` such as cifar100 or cifar10n:worse, a folder, or a .npz file."""
-    network: str = "wrn-16-8"
-    """A Wide ResNet, or the name of a network in timm, which is converted."""
-    method: str = "hetsngp"
-    pretrained: bool = False
-    """Whether timm's network comes with its weights."""
-    size: int | None = None
-    """Of the images in a folder, pixels."""
-    batch_size: int = 128
-    """Over all processes."""
-    held_out: float = 0.1
-    """Share of the training images kept to stop and to calibrate by."""
-
-    def __post_init__(self) -> None:
-        check_choice("method", self.method, tuple(METHODS))
-        check_positive("batch_size", self.batch_size, integer=True)
-        if not 0 < self.held_out < 1:
-            raise ValueError(f"held_out is a share between 0 and 1, e.g. 0.1, got {self.held_out!r}")
-        if self.pretrained and WIDE_RESNET.fullmatch(self.network):
-            raise ValueError(f"{self.network} has no pretrained weights: name a network of timm's")
-
-
-def train_images(
-    task: ImageTask, plan: Plan, engine: Engine, keep: Keep, *, show: bool | None = None
-) -> dict[str, Any]:
-    """Train; ``model/``, ``summary.json`` and ``curves.png`` go to ``keep.folder``; returns the summary.
-
-    The same call goes on where an earlier one was interrupted. The held-out images stop the training,
-    where the plan has patience, and calibrate; the test images, if there are any, are only measured.
+    The same call goes on where an earlier one was interrupted, and trains nothing where it has ended. The
+    held-out images stop the training, where the plan has patience, and calibrate; the test images, if there
+    are any, are only measured.
     """
-    keep = replace(keep, about={**keep.about, **asdict(task)})
-    images = open_images(task.data, "train", size=task.size)
-    train_set, held_out_set = images.split(task.held_out, seed=plan.seed)
-    torch.manual_seed(plan.seed)  # the same weights in every process; also where a network takes no generator
-    model, scale = make_model(task, images)
-    padding = max(1, min(images.images.shape[-2:]) // 8)
-    loader = DeviceLoader(
-        train_set, task.batch_size, shuffle=True, augment=Augmentation(padding), seed=plan.seed, **scale
-    )
-    rest: Any = {"mean": loader.mean, "std": loader.std}
-    held_out = DeviceLoader(held_out_set, EVAL_ROWS, **rest)
+    described, plan, task = recipe.describe(), recipe.plan, recipe.task
+    before = finished(keep.folder)
+    if before is not None and before["recipe"] == described:
+        return before
+    keep = replace(keep, about={**keep.about, **_about(described)})
     begun = time.perf_counter()
-    trained = engine.train(model, loader, plan, held_out=held_out, keep=keep, show=show)
-    report = engine.fit_posterior(trained.model, loader, held_out)
+    data = open_task(task, plan.seed)
+    torch.manual_seed(plan.seed)  # the same weights in every process; also where a network takes no generator
+    model, scale = make_model(task, data.num_classes, data.shape)
+    loaders = make_loaders(task, data, scale, seed=plan.seed, processes=engine.fabric.world_size)
+    trained = engine.train(
+        model, loaders.train, plan, held_out=loaders.held_out, keep=keep, show=show, **_cleanly(task, loaders)
+    )
+    calibration = loaders.held_out if task.calibrate else None
+    report = engine.fit_posterior(trained.model, loaders.clean, calibration)
     summary = {
-        "task": asdict(task),
-        "plan": plan.describe(),
+        "recipe": described,
+        "changes": list(recipe.changes),
         "epochs": len(trained.history),
         "epoch": trained.best,
         "training_seconds": sum(float(row["seconds"] or 0) for row in trained.rows),
         "seconds": time.perf_counter() - begun,
         "posterior": str(report),
-        "held_out": measure(trained.model, held_out, engine),
-        "test": None,
+        "held_out": measure(trained.model, loaders.held_out, engine),
+        "test": None if loaders.test is None else measure(trained.model, loaders.test, engine),
+        "no_test": data.missing,
     }
-    if has_test(task.data):
-        test_set = open_images(task.data, "test", size=task.size)
-        summary["test"] = measure(trained.model, DeviceLoader(test_set, EVAL_ROWS, **rest), engine)
+    if engine.is_main:
+        (keep.folder / SUMMARY).unlink(missing_ok=True)  # an older one is not of this model
     engine.save(trained.model, keep.folder / MODEL)
     if engine.is_main:
+        thresholds = _thresholds(trained.model, loaders, recipe, engine)
+        summary["thresholds"] = thresholds.to_dict()
+        write_serving(
+            keep.folder / MODEL, loaders.inputs, thresholds, {"data": task.data, "recipe": recipe.name}
+        )
+        draw_curves(trained.rows, trained.best, keep.folder / "curves.png")
         text = json.dumps(summary, indent=2) + "\n"
         replace_file(keep.folder / SUMMARY, lambda file: file.write_text(text, encoding="utf-8"))
-        draw_curves(trained.rows, trained.best, keep.folder / "curves.png")
+    engine.fabric.barrier()
     return summary
 
 
-def make_model(task: ImageTask, images: ImageArrays) -> tuple[Classifier, dict[str, Any]]:
-    """The model, and the mean and std its network wants of pixels, if it wants any."""
-    channels = images.images.shape[1]
+def _cleanly(task: ImageTask, loaders: Loaders) -> dict[str, Any]:
+    return {"clean": loaders.clean} if task.options.get("sample_beta") else {}
+
+
+def finished(folder: Path) -> dict[str, Any] | None:
+    """The summary of a run that has come to its end; None: it has not, or is damaged."""
+    try:
+        summary = json.loads((Path(folder) / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    whole = isinstance(summary, dict) and summary.keys() >= KEYS
+    return summary if whole and (Path(folder) / MODEL / "config.json").is_file() else None
+
+
+def _about(described: dict[str, Any]) -> dict[str, Any]:
+    """What a run is of, so that another is not gone on with; how a model is calibrated may change."""
+    task = {name: value for name, value in described["task"].items() if name not in ("calibrate", "resize")}
+    options = task.pop("options")
+    return {**task, **{f"options.{name}": value for name, value in options.items()}}
+
+
+def make_model(
+    task: ImageTask, num_classes: int, shape: tuple[int, int, int]
+) -> tuple[Classifier, dict[str, Any]]:
+    """The model for images of ``shape`` (C, H, W), and the mean and std its network wants, if it wants any.
+
+    Initial values come from torch's global random numbers.
+    """
+    options = dict(task.options)
     wide = WIDE_RESNET.fullmatch(task.network)
     if wide is not None:
-        backbone = WideResNet(int(wide[1]), int(wide[2]), in_channels=channels)
-        return build(task.method, backbone, images.num_classes), {}
-    network = _from_timm(task, channels, images.num_classes)
-    example = torch.zeros(2, *images.images.shape[1:])
-    model = convert(network, task.method, example, num_classes=images.num_classes)
+        backbone = WideResNet(int(wide[1]), int(wide[2]), in_channels=shape[0])
+        return build(task.method, backbone, num_classes, **options), {}
+    network = _from_timm(task, num_classes, shape)
+    model = convert(
+        network, task.method, torch.zeros(2, *shape), num_classes=num_classes, copy=False, **options
+    )
     config: Any = getattr(network, "pretrained_cfg", None) or {}
-    known = task.pretrained and len(config.get("mean", ())) == channels
+    known = task.pretrained and len(config.get("mean", ())) == shape[0]
     return model, {name: list(config[name]) for name in ("mean", "std")} if known else {}
 
 
-def _from_timm(task: ImageTask, channels: int, num_classes: int) -> nn.Module:
+def _from_timm(task: ImageTask, num_classes: int, shape: tuple[int, int, int]) -> nn.Module:
     try:
         import timm
     except ImportError:
@@ -129,24 +142,47 @@ def _from_timm(task: ImageTask, channels: int, num_classes: int) -> nn.Module:
             f"unknown network {task.network!r}: give wrn-16-8 (depth, width), or one that timm.list_models() "
             f"names{'; alike: ' + close if close else ''}"
         )
+    config = timm.get_pretrained_cfg(task.network)
+    given: dict[str, Any] = {}
+    if config is not None and config.fixed_input_size and tuple(config.input_size[1:]) != shape[1:]:
+        given["img_size"] = shape[1:]  # of transformers, whose positions are counted
     network: nn.Module = timm.create_model(
-        task.network, pretrained=task.pretrained, in_chans=channels, num_classes=num_classes
+        task.network, pretrained=task.pretrained, in_chans=shape[0], num_classes=num_classes, **given
     )
     return network
 
 
+def _thresholds(model: Classifier, loaders: Loaders, recipe: Recipe, engine: Engine) -> Thresholds:
+    """By the held-out images, or as many of them as can be looked at together."""
+    most = max(1, min(THRESHOLD_ROWS, THRESHOLD_CELLS // model.num_classes))
+    batches = first_rows(loaders.held_out, most)
+    found = [model.predict(to_device(x, engine.device)).map(torch.Tensor.cpu) for x, _ in batches]
+    rules = recipe.verdicts
+    return set_thresholds(
+        Prediction.cat(found),
+        torch.cat([y.cpu() for _, y in batches]),
+        right=rules.right,
+        unfamiliar=rules.unfamiliar,
+    )
+
+
 @torch.no_grad()
-def measure(model: Classifier, loader: DeviceLoader, engine: Engine) -> dict[str, float]:
-    """Accuracy, NLL and ECE with the posterior; every process predicts its part."""
+def measure(model: Classifier, loader: Any, engine: Engine) -> dict[str, float]:
+    """Accuracy (precision@1 of several labels), NLL and ECE with the posterior; each process has its part."""
     parts = []
     for x, y in share_of(loader, engine.fabric):
-        parts.append(torch.cat([model.predict_probs(x), y[:, None].to(x)], 1))
+        probs = model.predict_probs(to_device(x, engine.device))
+        y = to_device(y, engine.device)
+        several = y.dim() == 2
+        right = metrics.has_top_class(probs, y) if several else probs.argmax(1) == y
+        nll = metrics.binary_nll_terms(probs, y) if several else metrics.nll_terms(probs, y)
+        parts.append(torch.stack([probs.amax(1).float(), right.float(), nll.float()], 1))
     rows = torch.cat(parts)
     if engine.fabric.world_size > 1:
         rows = _gather(rows, engine.fabric)
-    probs, labels = rows[:, :-1].cpu(), rows[:, -1].long().cpu()
-    found = {"accuracy": accuracy(probs, labels), "nll": nll(probs, labels), "ece": ece(probs, labels)}
-    return {**found, "examples": len(labels)}
+    confidence, right, nll = rows.double().cpu().unbind(1)
+    ece = metrics.calibration_error(confidence, right.bool(), 15)
+    return {"accuracy": float(right.mean()), "nll": float(nll.mean()), "ece": ece, "examples": len(rows)}
 
 
 def _gather(rows: torch.Tensor, fabric: Any) -> torch.Tensor:

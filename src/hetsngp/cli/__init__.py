@@ -1,0 +1,57 @@
+"""The command line. Thin: it reads and checks what was typed; the work is done in the rooms below."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from typing import Any
+
+NEEDS = ("typer", "rich", "matplotlib", "torchmetrics")
+COMMANDS = ("demo", "train", "evaluate", "predict", "reproduce", "recipes", "data")
+"""Each has a module here, ``<name>_command``, with ``add(app)``."""
+
+
+def main() -> None:
+    """Entry point of ``hetsngp`` and of ``python -m hetsngp``."""
+    missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        names = " and ".join(missing)
+        print(f"the command line needs {names}: pip install 'hetsngp[cli]'", file=sys.stderr)
+        raise SystemExit(1)
+    make_app()()
+
+
+def make_app() -> Any:
+    """The typer application."""
+    import typer
+
+    from hetsngp.cli.errors import one_line_group
+
+    app = typer.Typer(
+        cls=one_line_group(),
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+
+    def show_version(wanted: bool) -> None:
+        if wanted:
+            print(f"hetsngp {importlib.import_module('hetsngp').__version__}")
+            raise typer.Exit
+
+    @app.callback(
+        epilog="Example: hetsngp train cifar10-cpu, then hetsngp predict runs/cifar10-cpu photo.jpg"
+    )
+    def top(
+        version: bool = typer.Option(
+            False, "--version", callback=show_version, is_eager=True, help="Show the version."
+        ),
+        debug: bool = typer.Option(False, "--debug", help="Show where an error came from."),
+    ) -> None:
+        """Two honest kinds of doubt for any PyTorch classifier."""
+
+    for name in COMMANDS:
+        importlib.import_module(f"hetsngp.cli.{name}_command").add(app)
+    return app

@@ -1,0 +1,171 @@
+"""The loaders of a training on images, in memory or from disk, and how the network is to see them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hetsngp.data.decoding import IMAGENET_MEAN, IMAGENET_STD, short_side
+from hetsngp.data.device_loader import Augmentation, DeviceLoader
+from hetsngp.data.files import LIMIT_BYTES, ImageFiles
+from hetsngp.data.images import ImageArrays
+from hetsngp.data.inputs import Images, Inputs
+from hetsngp.data.multi_label import MultiLabelFiles
+from hetsngp.data.shards import ShardedImages
+from hetsngp.data.sources import has_test, open_set
+from hetsngp.training.recipe import ImageTask
+
+EVAL_ROWS = 1000
+"""Images at a time where there is no gradient, and they are in memory."""
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """Opened and split, not yet seen by a network."""
+
+    train: Images
+    held_out: Images
+    test: Images | None
+    missing: str | None
+    """Why there are no test images, where there should be some."""
+    shape: tuple[int, int, int]
+    """Channels, height and width of an image."""
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return self.train.num_classes
+
+    @property
+    def several_labels(self) -> bool:
+        """Whether an image may have several classes."""
+        return isinstance(self.train, MultiLabelFiles | ShardedImages)
+
+
+@dataclass(frozen=True)
+class Loaders:
+    """Of one training: ``train`` shuffles and augments, ``clean`` has the same images as they are."""
+
+    train: Any
+    clean: Any
+    held_out: Any
+    test: Any | None
+    inputs: Inputs
+
+
+def open_task(task: ImageTask, seed: int) -> TaskData:
+    """All that the task needs, found before the training starts and not after."""
+    images = open_set(task.data, "train")
+    if not isinstance(images, Images):
+        raise ValueError(f"{task.data} is a {type(images).__name__}, not images to train on: docs/data.md")
+    test, missing = None, None
+    if has_test(task.data):
+        try:
+            test = open_set(task.data, "test")
+        except FileNotFoundError as error:
+            missing = " ".join(str(error).split())
+    images, test = _loaded(images, task), None if test is None else _loaded(test, task)
+    if isinstance(images, ImageArrays):
+        shape = tuple(images.images.shape[1:])
+        short_side(max(shape[1:]), task.resize)  # of files that are predicted later
+    else:
+        shape = (3, _size(task), _size(task))
+    train, held_out = images.split(task.held_out, seed=seed)
+    data = TaskData(train, held_out, test, missing, shape)  # type: ignore[arg-type]
+    if test is not None and test.class_names != images.class_names:
+        odd = sorted(set(images.class_names) ^ set(test.class_names))
+        raise ValueError(
+            f"training and test images of {task.data} have different classes, e.g. "
+            f"{(odd or ['their order'])[0]!r}: give both the same folders"
+        )
+    link = task.options.get("link", "softmax")
+    if data.several_labels != (link == "sigmoid"):
+        kind, fix = ("several labels", "sigmoid") if data.several_labels else ("one label", "softmax")
+        raise ValueError(f"an image of {task.data} has {kind}: --set options.link={fix}")
+    return data
+
+
+def make_loaders(
+    task: ImageTask, data: TaskData, scale: dict[str, Any], *, seed: int, processes: int = 1
+) -> Loaders:
+    """``scale``: the mean and std that a network wants of pixels, if it wants any."""
+    if isinstance(data.train, ImageArrays):
+        return _in_memory(task, data, scale, seed)
+    if task.batch_size % processes:
+        raise ValueError(
+            f"batch_size={task.batch_size} is for all {processes} processes together and cannot be "
+            f"shared out evenly: choose {task.batch_size - task.batch_size % processes or processes}"
+        )
+    size, each = _size(task), task.batch_size // processes
+    scale = scale or {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+    inputs = _inputs(task, data, **scale)
+    train = data.train.loader(size, each, train=True, num_workers=task.workers, seed=seed, **scale)
+
+    def clean(images: Images) -> Any:
+        # A few files come from memory, and such a batch is one of all processes.
+        return inputs.loader(images, max(each, processes), num_workers=task.workers)
+
+    test = None if data.test is None else clean(data.test)
+    return Loaders(train, clean(data.train), clean(data.held_out), test, inputs)
+
+
+def _in_memory(task: ImageTask, data: TaskData, scale: dict[str, Any], seed: int) -> Loaders:
+    padding = max(1, min(data.shape[1:]) // 8)
+    train = DeviceLoader(
+        data.train,  # type: ignore[arg-type]
+        task.batch_size,
+        shuffle=True,
+        augment=Augmentation(padding),
+        seed=seed,
+        **scale,
+    )
+    inputs = _inputs(task, data, train.mean.tolist(), train.std.tolist())
+    held_out, test = (
+        None if images is None else inputs.loader(images, EVAL_ROWS) for images in (data.held_out, data.test)
+    )
+    return Loaders(train, train.clean(), held_out, test, inputs)
+
+
+def _inputs(task: ImageTask, data: TaskData, mean: Any, std: Any) -> Inputs:
+    names = data.train.class_names
+    return Inputs(data.shape[1:], tuple(mean), tuple(std), names, data.several_labels, resize=task.resize)
+
+
+def _loaded(images: Any, task: ImageTask) -> Any:
+    """Image files in memory, unless they are to be read from disk."""
+    if not isinstance(images, ImageFiles):
+        if isinstance(images, ImageArrays) and task.size is not None:
+            raise ValueError(
+                f"size={task.size} is for image files, the images of {task.data} have a size: leave it out"
+            )
+        return images
+    if task.from_disk:
+        return images
+    size = _size(task)
+    if len(images) * 3 * size**2 > LIMIT_BYTES:
+        raise ValueError(
+            f"{len(images)} images of {size} pixels are more than {LIMIT_BYTES / 2**30:.0f} GiB: "
+            "--set from_disk=true reads them batch by batch"
+        )
+    return images.load(size, resize=task.resize)
+
+
+def _size(task: ImageTask) -> int:
+    if task.size is None:
+        raise ValueError(
+            f"the images of {task.data} may have any size: say what to make of them, --set size=64"
+        )
+    return task.size
+
+
+def first_rows(loader: Any, most: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Batches from the beginning with ``most`` rows in all, or as many as there are."""
+    found, rows = [], 0
+    for x, y in loader:
+        found.append((x[: most - rows], y[: most - rows]))
+        rows += len(found[-1][1])
+        if rows >= most:
+            break
+    return found

@@ -1,0 +1,326 @@
+"""The recipe book: every file reads and builds, says what it costs, and quotes the paper as it is printed."""
+
+import itertools
+import json
+import math
+import re
+import shlex
+import tomllib
+from dataclasses import MISSING, fields
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import torch
+
+from hetsngp.functional.features import FEATURES, NORMALIZATIONS
+from hetsngp.functional.laplace import POSTERIORS
+from hetsngp.functional.link import LIKELIHOODS, LINKS
+from hetsngp.functional.noise import NOISES
+from hetsngp.functional.points import SAMPLERS
+from hetsngp.nn.backbones import WideResNet
+from hetsngp.recipes import METHODS
+from hetsngp.schedule import DECAYS, OPTIMIZERS
+from hetsngp.training.hardware import PRECISIONS, STRATEGIES
+from hetsngp.training.images import WIDE_RESNET, make_model
+from hetsngp.training.recipe import (
+    BOUND_EVERY,
+    SECTIONS,
+    ImageTask,
+    Recipe,
+    book_names,
+    known_keys,
+    read_recipe,
+    recipe_file,
+)
+
+PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
+NAMES = book_names()
+PAPER = json.loads(files("hetsngp.reproduction").joinpath("paper.json").read_text(encoding="utf-8"))
+TABLES = {
+    "cifar100": ("cifar100",),
+    "imagenet": ("imagenet", "imagenet-r-v2"),
+    "imagenet21k": ("imagenet21k",),
+}
+"""Of the paper, by the folder of the book that has their rows."""
+FIELDS = ("Cost", "Expect", "Paper")
+
+
+@cache
+def header(name: str) -> list[str]:
+    """The lines of the comment that a file begins with, without its signs."""
+    lines = recipe_file(name)[1].read_text(encoding="utf-8").splitlines()
+    end = next(number for number, line in enumerate(lines) if not line.startswith("#"))
+    assert lines[end] == "", "a comment, then an empty line, then settings"
+    return [line.removeprefix("#").removeprefix(" ") for line in lines[:end]]
+
+
+def stated(name: str) -> dict[str, str]:
+    """Cost, Expect and, where there is one, Paper, each in one line."""
+    found: dict[str, str] = {}
+    last = None
+    for line in header(name):
+        label = re.match(r"(\w+): +(\S.*)", line)
+        if label and label[1] in FIELDS:
+            last = label[1]
+            found[last] = label[2]
+        elif last and line.startswith(" " * 9):
+            found[last] += f" {line.strip()}"
+        else:
+            last = None
+    return found
+
+
+# --- headers ----------------------------------------------------------------------------------------------
+
+
+def test_there_is_a_recipe_for_every_row_of_the_papers_tables() -> None:
+    rows = {
+        f"{folder}/{row}" for folder, tables in TABLES.items() for table in tables for row in PAPER[table]
+    }
+    others = {"cifar10", "cifar10-cpu", "cifar10n", "cifar100", "cifar100/mimo", "finetune", "images"}
+    assert set(NAMES) == rows | others
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_header_begins_with_one_sentence_and_the_command(name: str) -> None:
+    first, empty, command, end = header(name)[:4]
+    assert first.endswith(".")  # `hetsngp recipes` prints it and no more
+    assert (empty, end) == ("", "")
+    program, what, recipe, *rest = shlex.split(command)
+    assert (program, what, recipe) == ("hetsngp", "train", name)
+    assert rest[-2:] == ["--out", f"runs/{name.replace('/', '-')}"]
+    changes = rest[1:-2:2]
+    assert rest[:-2:2] == ["--set"] * len(changes)
+    read_recipe(name, changes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_header_states_cost_and_result(name: str) -> None:
+    found = stated(name)
+    assert len(found["Expect"]) > 10
+    assert re.search(r"\d|not measured", found["Cost"]), f"no cost: {found['Cost']}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_papers_numbers_are_quoted_as_printed(name: str) -> None:
+    folder, _, method = name.rpartition("/")
+    tables = [PAPER[table] for table in TABLES.get(folder, ()) if method in PAPER[table]]
+    expected = {column: mean for table in tables for column, (mean, _) in table[method].items()}
+    quoted = {}
+    for entry in filter(None, stated(name).get("Paper", "").split(", ")):
+        column, _, number = entry.rpartition(" ")
+        assert re.fullmatch(r"(?:\.|[1-9]\d*\.)\d{3}", number), entry
+        quoted[column.lower().replace(" ", "_").replace("@", "_at_")] = float(number)
+    assert quoted == expected
+    assert recipe_file(name)[1].read_text(encoding="utf-8").count(f'method = "{method}"') == bool(folder)
+
+
+# --- settings ---------------------------------------------------------------------------------------------
+
+# Of the appendix, "Implementation details", where it says them (the HetSNGP rows, ImageNet-21k), else of
+# uncertainty-baselines: epochs, images a step, rate, images a step that the rate is for, l2 as Keras has it.
+PAPERS = {
+    "cifar100/deterministic": (200, 512, 0.1, 128, 2e-4),
+    "cifar100/heteroscedastic": (200, 512, 0.1, 128, 2e-4),
+    "cifar100/sngp": (250, 256, 0.04, 128, 3e-4),
+    "cifar100/hetsngp": (300, 256, 0.1, 128, 3e-4),
+    "cifar100/posterior_network": (200, 512, 0.1, 128, 0.0),
+    "cifar100/mimo": (250, 128, 0.1, 128, 3e-4),
+    "imagenet/deterministic": (90, 4096, 0.1, 256, 1e-4),
+    "imagenet/heteroscedastic": (180, 4096, 0.1, 256, 1e-4),
+    "imagenet/sngp": (90, 4096, 0.1, 256, 1e-4),
+    "imagenet/hetsngp": (270, 4096, 0.07, 256, 1e-4),
+    "imagenet/mimo": (150, 2048, 0.1, 256, 1e-4),
+    "imagenet21k/deterministic": (90, 1024, 0.001, 1024, 0.015),
+    "imagenet21k/heteroscedastic": (90, 1024, 0.001, 1024, 0.015),
+    "imagenet21k/sngp": (90, 1024, 0.001, 1024, 0.015),
+    "imagenet21k/hetsngp": (90, 1024, 0.001, 1024, 0.015),
+}
+NOISE = {  # rank and temperature
+    "cifar100/heteroscedastic": (6, 1.3),
+    "cifar100/hetsngp": (6, 0.5),
+    "imagenet/heteroscedastic": (15, 1.5),
+    "imagenet/hetsngp": (15, 1.25),
+    "imagenet21k/heteroscedastic": (50, 0.4),
+    "imagenet21k/hetsngp": (50, 1.5),
+}
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_row_of_the_paper_has_the_papers_settings(name: str) -> None:
+    epochs, batch, rate, unit, l2 = PAPERS[name]
+    recipe = read_recipe(name)
+    schedule, plan, task = recipe.plan.schedule, recipe.plan, recipe.task
+    assert (schedule.epochs, task.batch_size * plan.accumulate) == (epochs, batch)
+    assert schedule.lr == pytest.approx(rate * batch / unit)
+    assert schedule.weight_decay == pytest.approx(2 * l2)  # λ‖w‖² there, λ/2·‖w‖² here
+    options = dict(task.options)
+    assert (options.get("rank"), options.get("temperature")) == NOISE.get(name, (None, None))
+    assert "num_samples" not in options  # as many points as our integration takes
+
+
+def test_rates_fall_where_the_papers_do() -> None:
+    for name in PAPERS:
+        recipe = read_recipe(name)
+        schedule = recipe.plan.schedule
+        shares = [at / schedule.epochs for at in schedule.milestones]
+        if name == "cifar100/mimo":
+            assert shares == pytest.approx([0.4, 0.8, 0.9])
+        elif name.startswith("cifar100/"):
+            assert shares == pytest.approx([0.3, 0.6, 0.8])
+        elif name.startswith("imagenet/"):
+            assert shares == pytest.approx([1 / 3, 2 / 3, 8 / 9], abs=1e-5)
+        else:
+            assert (schedule.decay, shares) == ("linear", [])
+            images = 14_197_122 - 102_400  # their split
+            assert schedule.warmup * images / 1024 == pytest.approx(10_000, rel=0.01)
+        if schedule.decay == "step":
+            assert (schedule.optimizer, schedule.momentum) == ("sgd", 0.9)
+            assert (schedule.gamma, schedule.warmup) == ((0.2, 1) if "cifar" in name else (0.1, 5))
+
+
+def test_imagenet21k_predicts_several_labels_by_the_mode() -> None:
+    for name in NAMES:
+        options = dict(read_recipe(name).task.options)
+        if not name.startswith("imagenet21k/"):
+            assert options.get("link", "softmax") == "softmax"
+            continue
+        assert options["link"] == "sigmoid"
+        if "sngp" in name:
+            assert (options["posterior"], options["spectral_bound"]) == ("none", math.inf)
+        if "het" in name:
+            assert options["noise"] == "parameter_efficient"
+
+
+# --- models -----------------------------------------------------------------------------------------------
+
+
+def small(name: str) -> Recipe:
+    """With a network that is made in no time."""
+    own = read_recipe(name)
+    if own.task.network.startswith("wrn-"):
+        return read_recipe(name, ["network=wrn-10-1"])
+    network = "test_vit.r160_in1k" if own.task.network.startswith("vit") else "test_resnet.r160_in1k"
+    return read_recipe(name, [f"network={network}", "size=32", "resize=36", "pretrained=false"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_model_builds_and_has_a_loss(name: str) -> None:
+    if not read_recipe(name).task.network.startswith("wrn-"):
+        pytest.importorskip("timm")
+    task = small(name).task
+    torch.manual_seed(0)
+    model, _ = make_model(task, 5, (3, 32, 32))
+    model.dataset_size = 100
+    model.class_counts = torch.full((5,), 20.0)
+    several = task.options.get("link") == "sigmoid"
+    y = torch.randint(2, (6, 5)).float() if several else torch.arange(6) % 5
+    loss = model.loss(torch.randn(6, 3, 32, 32), y)
+    loss.backward()
+    assert torch.isfinite(loss)
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    assert gradients
+    assert all(torch.isfinite(g).all() for g in gradients)
+
+
+def test_networks_exist() -> None:
+    timm = pytest.importorskip("timm")
+    for network in sorted({read_recipe(name).task.network for name in NAMES}):
+        wide = WIDE_RESNET.fullmatch(network)
+        if wide is None:
+            assert timm.is_model(network), network
+        else:
+            with torch.device("meta"):
+                assert WideResNet(int(wide[1]), int(wide[2])).num_features == 64 * int(wide[2])
+
+
+# --- docs/recipes.md --------------------------------------------------------------------------------------
+
+
+def rows(head: str) -> list[list[str]]:
+    """Cells of the rows of every table with that head."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    found = []
+    for start in (number for number, line in enumerate(lines) if line == head):
+        table = itertools.takewhile(lambda line: line.startswith("|"), lines[start + 2 :])
+        found += [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in table]
+    return found
+
+
+def documented() -> dict[str, tuple[str, str]]:
+    """Default and meaning of every key."""
+    return {
+        key.strip("`"): (default, meaning) for key, default, meaning in rows("| key | default | meaning |")
+    }
+
+
+def default_of(key: str) -> object:
+    """None: nothing is given; MISSING: it must be."""
+    special = {
+        **dict.fromkeys(("data", "network", "method"), MISSING),  # a file says them
+        "seed": 0,
+        "schedule.smooth": True,
+        "schedule.milestone_shares": None,
+        "schedule.milestones": None,
+        "training.bound_every": BOUND_EVERY,
+    }
+    if key in special:
+        return special[key]
+    section, _, inner = key.rpartition(".")
+    kind = SECTIONS[section] if section else ImageTask
+    return next(field.default for field in fields(kind) if field.name == inner)
+
+
+def test_every_key_is_documented_and_no_other() -> None:
+    keys = [key for key, *_ in rows("| key | default | meaning |")]
+    assert sorted(key.strip("`") for key in keys) == sorted(known_keys())
+
+
+@pytest.mark.parametrize("key", known_keys())
+def test_a_key_is_documented_with_its_default(key: str) -> None:
+    default, meaning = documented()[key]
+    expected = default_of(key)
+    if expected is MISSING:
+        assert default == "required"
+    elif expected is None:
+        assert default == "–"
+    else:
+        value = tomllib.loads(f"value = {default.strip('`')}")["value"]
+        assert (value, type(value)) == (expected, type(expected))
+    assert len(meaning) > 5
+
+
+CHOICES = {
+    "method": tuple(METHODS),
+    "options.normalization": NORMALIZATIONS,
+    "options.features": FEATURES,
+    "options.posterior": POSTERIORS,
+    "options.noise": NOISES,
+    "options.link": LINKS,
+    "options.likelihood": LIKELIHOODS,
+    "options.sampler": SAMPLERS,
+    "schedule.optimizer": OPTIMIZERS,
+    "schedule.decay": DECAYS,
+    "hardware.strategy": STRATEGIES,
+    "hardware.precision": PRECISIONS,
+}
+
+
+@pytest.mark.parametrize("key", CHOICES)
+def test_choices_are_all_named(key: str) -> None:
+    assert set(CHOICES[key]) <= set(re.findall(r"`([^`]+)`", documented()[key][1]))
+
+
+def test_the_book_is_listed_as_its_files_begin() -> None:
+    listed = {name.strip("`"): what for name, what in rows("| recipe | what it is |")}
+    assert listed == {name: header(name)[0] for name in NAMES}
+
+
+def test_the_file_shown_is_one(tmp_path: Path) -> None:
+    shown = re.search(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert shown is not None
+    (tmp_path / "mine.toml").write_text(shown[1], encoding="utf-8")
+    recipe = read_recipe(tmp_path / "mine.toml")
+    assert (recipe.name, recipe.task.data, recipe.plan.average) == ("mine", "photos", 0.998)
