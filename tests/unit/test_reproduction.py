@@ -1,0 +1,438 @@
+"""The tables of the paper: complete, as printed, on recipes that exist; means, marks and texts of results."""
+
+import itertools
+import json
+import os
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from scipy.stats import sem
+
+from hetsngp.reproduction import TABLES, plan_of
+from hetsngp.reproduction.paper import PAPER, printed
+from hetsngp.reproduction.plots import draw
+from hetsngp.reproduction.reproducing import _each_warning_once, ask
+from hetsngp.reproduction.results import Asked, Cell, Result, within_one_error
+from hetsngp.reproduction.runs import TableRun, all_runs, merge, runs_of
+from hetsngp.reproduction.synthetic import plan_for
+from hetsngp.reproduction.tables import METRICS, Part
+from hetsngp.reproduction.text import NONE, WIDTH, markdown, plain_text
+from hetsngp.training.recipe import read_recipe
+
+OWN_WAY = ("synthetic", "runtime")
+"""Tables whose rows are no recipes of the book."""
+TRAINED = [name for name in TABLES if name not in OWN_WAY]
+
+
+def parts() -> list[Part]:
+    return [part for table in TABLES.values() for part in table.parts]
+
+
+# --- the paper's numbers --------------------------------------------------------------------------------
+
+
+def paper_folder() -> Path:
+    folder = Path(os.environ.get("HETSNGP_DATA", "/nowhere")).parent / "paper"
+    if not (folder / "tables.json").is_file():
+        pytest.skip("the paper is not at hand")
+    return folder
+
+
+def test_every_table_has_the_rows_and_columns_of_the_paper() -> None:
+    for part in parts():
+        rows = [row.name for row in part.rows]
+        if part.name == "synthetic":  # the paper has no numbers of moons, mixture and Posterior Network there
+            assert set(PAPER[part.name]) <= set(rows)
+            continue
+        assert rows == list(PAPER[part.name])
+        for row in rows:
+            assert [column.name for column in part.columns] == list(PAPER[part.name][row])
+    others = set(PAPER) - {part.name for part in parts()}
+    assert others == {"runtime-resnet50", "runtime-vit"}
+
+
+def test_counts_of_the_paper() -> None:
+    """As one counts them in the paper: rows, columns and runs."""
+    counted = {part.name: (len(part.rows), len(part.columns)) for part in parts()}
+    assert counted == {
+        "synthetic": (5, 3),
+        "cifar100": (5, 8),
+        "imagenet": (5, 9),
+        "imagenet-r-v2": (5, 6),
+        "imagenet21k": (4, 6),
+        "ensembles": (4, 6),
+        "ablations-samples": (6, 3),
+        "ablations-rank": (5, 3),
+        "ablations-temperature": (7, 3),
+        "ablations-training": (2, 3),
+    }
+    seeds = {name: table.seeds for name, table in TABLES.items()}
+    assert seeds == {
+        **{"synthetic": 10, "cifar100": 10, "imagenet": 10, "imagenet-r-v2": 10, "imagenet21k": 5},
+        **{"ensembles": 1, "runtime": 1, "ablations": 1},
+    }
+
+
+LABELS = {
+    "cifar100": "tab:cifar",
+    "imagenet": "tab:ImageNet",
+    "imagenet-r-v2": "tab:ImageNet_additional",
+    "imagenet21k": "tab:ImageNet21k",
+    "ensembles": "tab:ImageNet_ensemble",
+}
+NAMES = {
+    "Det": "deterministic",
+    "Post.Net": "posterior_network",
+    "Het": "heteroscedastic",
+    "SNGP": "sngp",
+    "HetSNGP": "hetsngp",
+}
+
+
+def tex_rows(label: str) -> dict[str, list[tuple[float, float | None, bool]]]:
+    """Row → (mean, standard error, bold), read from the source of the paper."""
+    tex = (paper_folder() / "hetsngp.tex").read_text(encoding="utf-8")
+    body = tex[: tex.index(f"\\label{{{label}}}")].rpartition("\\midrule")[2].partition("\\bottomrule")[0]
+    rows = {}
+    for line in filter(None, (text.strip() for text in body.split("\\\\"))):
+        name, *cells = line.split("&")
+        found = []
+        for cell in cells:
+            numbers = [float(number) for number in re.findall(r"\d+\.\d+", cell)]
+            found.append((numbers[0], numbers[1] if len(numbers) > 1 else None, "textbf" in cell))
+        rows[re.match(r"[A-Za-z.]+[a-zA-Z]", name.strip())[0]] = found  # type: ignore[index]
+    return rows
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_numbers_are_those_printed_in_the_paper(name: str) -> None:
+    rows = tex_rows(LABELS[name])
+    mimo = set(PAPER[name]) - {NAMES[row] for row in rows}
+    assert mimo <= {"mimo"}  # has tables of its own in the appendix
+    for row, cells in rows.items():
+        ours = list(PAPER[name][NAMES[row]].values())
+        assert [(mean, error) for mean, error, _ in cells] == ours
+
+
+@pytest.mark.parametrize("name", ["cifar100", "imagenet", "imagenet-r-v2", "imagenet21k"])
+def test_marks_are_those_of_the_paper(name: str) -> None:
+    """Where three digits decide: a cell may be marked or not if its distance is known only to a digit."""
+    rows, (part,) = tex_rows(LABELS[name]), TABLES[name].parts
+    decided = 0
+    for place, column in enumerate(part.columns):
+        means = {row: cells[place][:2] for row, cells in rows.items()}
+        best, error = max(means.values(), key=lambda cell: column.sign * cell[0])
+        marked = within_one_error(means, column.sign)
+        for row, cells in rows.items():
+            distance = column.sign * (best - cells[place][0])
+            if abs(distance - error) > 0.0015:
+                decided += 1
+                assert (row in marked) == cells[place][2], (row, column.name)
+    assert decided > len(rows) * len(part.columns) / 2
+
+
+def test_numbers_are_those_of_the_shared_file() -> None:
+    found = json.loads((paper_folder() / "tables.json").read_text(encoding="utf-8"))
+    names = {"det": "deterministic", "het": "heteroscedastic", "postnet": "posterior_network"}
+    shared = {"imagenet-r-v2": "imagenet_r_v2", "ensembles": "imagenet_ensemble_of_4"}
+    for name in LABELS:
+        table = found[shared.get(name, name)]
+        for row, cells in table.items():
+            if row in ("columns", "runs"):
+                continue
+            ours = PAPER[name][names.get(row, row)]
+            assert list(ours) == table["columns"]
+            assert [list(cell) for cell in ours.values()] == cells
+        if name != "ensembles":
+            assert TABLES[name].seeds == table["runs"]
+    ablations = found["ablations_imagenet_hetsngp"]
+    for ours, theirs in {
+        "samples": "mc_samples",
+        **{n: n for n in ("rank", "temperature", "training")},
+    }.items():
+        rows = {
+            row: [mean for mean, _ in cells.values()] for row, cells in PAPER[f"ablations-{ours}"].items()
+        }
+        assert rows == ablations[theirs]
+    circles = {names.get(row, row): value for row, value in found["synthetic_circles_accuracy"].items()}
+    assert {row: cells["circles_acc"][0] for row, cells in PAPER["synthetic"].items()} == circles
+    inference = {cell["ms_eval"][0] for cell in PAPER["runtime-resnet50"].values()}
+    assert inference == set(found["runtime_resnet50_ms_per_example"].values())
+    vit = found["runtime_vit_b16_imagenet21k"]
+    for row, cells in PAPER["runtime-vit"].items():
+        assert [mean for mean, _ in cells.values()] == vit[{v: k for k, v in names.items()}.get(row, row)]
+
+
+# --- rows are recipes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_row_is_a_recipe_of_its_method_on_its_data(name: str) -> None:
+    data = {"cifar100": "cifar100", "imagenet21k": "imagenet21k"}.get(name, "imagenet")
+    for part in TABLES[name].parts:
+        for row in part.rows:
+            recipe = read_recipe(row.recipe, row.changes)
+            assert recipe.task.data == data
+            assert recipe.task.method == ("hetsngp" if name == "ablations" else row.name)
+            assert row.members == (4 if name == "ensembles" else 1)
+
+
+@pytest.mark.parametrize(
+    ("part", "option"),
+    [
+        ("samples", "num_samples"),
+        ("rank", "rank"),
+        ("temperature", "temperature"),
+        ("training", "sample_beta"),
+    ],
+)
+def test_an_ablation_varies_one_thing_from_one_base(part: str, option: str) -> None:
+    base = {"num_samples": 1000, "rank": 15, "temperature": 1.25, "sample_beta": False, "sampler": "mc"}
+    found = next(p for p in TABLES["ablations"].parts if p.name == f"ablations-{part}")
+    for row in found.rows:
+        task = read_recipe(row.recipe, row.changes).task
+        assert not task.calibrate
+        value = {"map": False, "mc_sampling": True}.get(row.name)
+        expected = {**base, option: float(row.name) if value is None else value}
+        assert {name: task.options[name] for name in expected} == expected
+
+
+def test_runs_at_the_base_of_the_ablations_are_one() -> None:
+    runs = list(all_runs(TABLES["ablations"], (), 1))
+    assert len(runs) == len(set(runs)) == 17  # of 20 rows
+    rows = [row for part in TABLES["ablations"].parts for row in part.rows]
+    at_base = [row.name for row in rows if runs_of(row, (), 0)[0].changes == rows[1].changes]
+    assert at_base == ["1000", "15", "1.25", "map"]
+
+
+def test_ensembles_are_of_the_runs_of_the_imagenet_table() -> None:
+    single = set(all_runs(TABLES["imagenet"], ("batch_size=8",), 4))
+    members = list(all_runs(TABLES["ensembles"], ("batch_size=8",), 1))
+    assert len(members) == 16
+    assert set(members) <= single
+    assert {run.seed for run in all_runs(TABLES["ensembles"], (), 2)} == set(range(8))
+    both = set(all_runs(TABLES["imagenet-r-v2"], (), 10))
+    assert both == set(all_runs(TABLES["imagenet"], (), 10))
+
+
+def test_the_first_seed_of_every_row_comes_first() -> None:
+    runs = list(all_runs(TABLES["cifar100"], (), 10))
+    assert len(runs) == 50
+    assert [run.seed for run in runs[:6]] == [0] * 5 + [1]
+
+
+def test_a_folder_is_named_by_what_decides_the_result() -> None:
+    names = {
+        TableRun("imagenet/sngp", changes, 3).name
+        for changes in [
+            (),
+            ("hardware.devices=8",),
+            ("workers=2",),
+            ("batch_size=8",),
+            ("batch_size=8", "hardware.precision=32-true"),
+            ("batch_size=9",),
+        ]
+    }
+    assert len(names) == 3
+    assert "imagenet-sngp/seed3" in names
+    swapped = [TableRun("a", merge(c), 0).name for c in (["x=1", "y=2"], ["y = 2", "x=0", "x=1"])]
+    assert swapped[0] == swapped[1]
+
+
+@pytest.mark.parametrize(
+    ("table", "given", "words"),
+    [
+        ("imagnet", {}, "imagenet"),
+        ("imagenet", {"methods": ["posterior_network"]}, "deterministic"),
+        ("imagenet", {"methods": []}, "at least one"),
+        ("imagenet", {"seeds": 0}, "seeds"),
+        ("imagenet", {"changes": ["schedule.epoch=3"]}, "schedule.epochs"),
+        ("imagenet", {"changes": ["seed=3"]}, "leave out 'seed=3'"),
+        ("imagenet", {"changes": ["method=sngp"]}, "leave out"),
+        ("ablations", {"changes": ["options.rank=3"]}, "leave out"),
+        ("ablations", {"methods": ["hetsngp"]}, "samples"),
+        ("runtime", {"methods": ["sngp"]}, "leave out --methods"),
+        ("synthetic", {"changes": ["network=wrn-10-1"]}, "schedule.epochs"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused_with_the_fix(table: str, given: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        plan_of(table, out="nowhere", **given)
+
+
+def test_rows_and_parts_can_be_chosen() -> None:
+    some = ask("imagenet", methods=["mimo", "sngp"]).table.parts[0]
+    assert [row.name for row in some.rows] == ["sngp", "mimo"]
+    assert [part.name for part in ask("ablations", methods=["rank"]).table.parts] == ["ablations-rank"]
+
+
+def test_nothing_is_finished_in_an_empty_folder(tmp_path: Path) -> None:
+    plan = plan_of("imagenet", out=tmp_path, seeds=2, methods=["sngp"])
+    assert [(str(run), state) for run, state in plan] == [
+        ("imagenet/sngp, seed 0", "to do"),
+        ("imagenet/sngp, seed 1", "to do"),
+    ]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_rows_of_the_runtime_tables_are_planned_too(tmp_path: Path) -> None:
+    plan = plan_of("runtime", out=tmp_path)
+    assert len(plan) >= len(PAPER["runtime-resnet50"]) + len(PAPER["runtime-vit"])
+    assert {state for _, state in plan} == {"to do"}
+
+
+def test_the_same_warning_of_many_runs_is_shown_once() -> None:
+    with warnings.catch_warnings(record=True) as shown, _each_warning_once():
+        warnings.simplefilter("always")
+        for place in range(3):
+            with warnings.catch_warnings():  # which would have Python forget that it was shown
+                warnings.warn("a part is missing", stacklevel=1)
+            warnings.warn(f"number {min(place, 1)}", stacklevel=1)
+    assert [str(each.message) for each in shown] == ["a part is missing", "number 0", "number 1"]
+
+
+def test_synthetic_seeds_are_not_those_that_settings_were_chosen_on() -> None:
+    plan = plan_for(ask("synthetic", changes=["schedule.epochs=2"]))
+    assert plan.seeds == tuple(range(200, 210))
+    assert plan.epochs == 2
+    assert set(plan.tasks) == {"noisy_circles", "two_moons", "gaussian_mixture"}
+
+
+# --- means, errors, marks -------------------------------------------------------------------------------
+
+
+def test_mean_and_standard_error_are_scipys() -> None:
+    values = [0.75, 0.76, 0.79]
+    cell = Cell(dict(enumerate(values)))
+    assert cell.mean == pytest.approx(sum(values) / 3)
+    assert cell.standard_error == pytest.approx(sem(values))
+    assert Cell({0: 0.5}).standard_error is None
+    assert Cell({}).mean is None
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_marked_is_what_is_within_the_error_of_the_best(sign: int) -> None:
+    means = {"best": (1.0, 0.1), "in": (1.0 - sign * 0.1, None), "out": (1.0 - sign * 0.11, 5.0)}
+    assert within_one_error(means, sign) == {"best", "in"}
+    alone = {name: (mean, None) for name, (mean, _) in means.items()}
+    assert within_one_error(alone, sign) == {"best"}
+    assert within_one_error({}, sign) == set()
+
+
+def filled(name: str, seeds: int, changes: tuple[str, ...] = ()) -> Result:
+    """A result with numbers that differ in every cell, the paper's size."""
+    table = TABLES[name]
+    result = Result(Asked(table, tuple(range(seeds)), changes), notes=table.notes)
+    for part in table.parts:
+        for i, row in enumerate(part.rows):
+            for j, column in enumerate(part.columns):
+                mean = (printed(part.name, row.name, column.name) or (0.5, None))[0]
+                for seed in range(seeds):
+                    result.add(part, row, column, seed, mean + 0.01 * i - 0.007 * j + 0.001 * seed)
+    return result
+
+
+@pytest.mark.parametrize("name", [n for n in TABLES if n != "runtime"])
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_texts_fit_and_hold_every_number(name: str, seeds: int) -> None:
+    result = filled(name, seeds)
+    lines = plain_text(result).splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    text, document = "\n".join(lines), markdown(result)
+    for part in result.table.parts:
+        for row in part.rows:
+            assert row.title in text
+            for column in part.columns:
+                cell = result.cell(part, row, column)
+                shown = f"{cell.mean:.3f}"
+                error = "" if cell.standard_error is None else f" ± {cell.standard_error:.3f}"
+                assert shown in text
+                assert f"{shown}{error} |" in document or f"**{shown}**{error} |" in document
+                if cell.paper is not None:
+                    assert f"{cell.paper[0]:.3f}" in text
+    assert document.count("**") / 2 == sum(
+        len(result.best(part, column)) for part in result.table.parts for column in part.columns
+    )
+
+
+def test_an_unfinished_table_can_be_read() -> None:
+    result = filled("imagenet", 2)
+    assert result.is_finished
+    for column in result.table.parts[0].columns:
+        del result.values["imagenet", "mimo", column.name]
+    assert not result.is_finished
+    row = next(line for line in plain_text(result).splitlines() if line.startswith("MIMO"))
+    assert row.split() == ["MIMO", "ours", *[NONE] * 9]
+    assert "(unfinished)" in markdown(result)
+    empty = Result(Asked(TABLES["ablations"], (0,)))
+    assert max(map(len, str(empty).splitlines())) <= WIDTH
+
+
+def test_the_title_says_what_is_not_the_papers() -> None:
+    table = TABLES["cifar100"]
+    assert Asked(table, tuple(range(10))).title() == "CIFAR-100, 10 seeds"
+    asked = Asked(table, (0,), ("schedule.epochs=3", "hardware.devices=1"))
+    assert asked.title() == "CIFAR-100, 1 seed (the paper: 10); changed: schedule.epochs=3"
+    assert Asked(TABLES["ensembles"], (0,)).title() == "Ensembles of 4 on ImageNet, 1 ensemble"
+
+
+def test_the_footnote_warns_of_the_papers_auroc() -> None:
+    assert "chance level" in plain_text(filled("cifar100", 1))
+
+
+def test_json_holds_every_value(tmp_path: Path) -> None:
+    result = filled("cifar100", 2, ("schedule.epochs=3",))
+    result.runs["a"] = {"seconds": 2.5}
+    result.save(tmp_path)
+    found = json.loads((tmp_path / "cifar100.json").read_text(encoding="utf-8"))
+    assert found["finished"]
+    assert found["changes"] == ["schedule.epochs=3"]
+    assert found["seconds"] == 2.5
+    cell = found["parts"]["cifar100"]["rows"]["sngp"]["cells"]["corr_nll"]
+    ours = result.cell(result.table.parts[0], result.table.parts[0].rows[3], result.table.parts[0].columns[3])
+    assert cell["values"] == {str(seed): value for seed, value in ours.values.items()}
+    assert (cell["mean"], cell["standard_error"], cell["n"]) == (ours.mean, ours.standard_error, 2)
+    assert cell["paper"] == [2.339, 0.007]
+
+
+def test_every_metric_has_a_direction() -> None:
+    assert {c.metric for part in parts() for c in part.columns} == set(METRICS)
+    for part in parts():
+        for column in part.columns:
+            assert column.sign == (-1 if re.search(r"NLL|ECE|FPR95", column.title) else 1)
+
+
+# --- pictures -------------------------------------------------------------------------------------------
+
+
+def test_a_picture_has_a_panel_a_column_and_nothing_overlaps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    monkeypatch.setattr("hetsngp.reproduction.plots.save_figure", lambda figure, path: drawn.append(figure))
+    for name in ("ablations", "imagenet"):
+        draw(filled(name, 2, tuple(f"options.option{n}=1" for n in range(12))), tmp_path / "unused.png")
+    for figure, panels in zip(drawn, (12, 9), strict=True):
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        figure.draw(renderer)
+        axes = [ax for ax in figure.axes if ax.get_visible()]
+        assert len(axes) == panels
+        for ax in axes:
+            for axis in (ax.xaxis, ax.yaxis):
+                texts = [t for t in axis.get_ticklabels() if t.get_visible() and t.get_text()]
+                boxes = [text.get_window_extent(renderer) for text in texts]
+                assert not any(a.overlaps(b) for a, b in itertools.pairwise(boxes))
+        whole = figure.bbox
+        boxes = [ax.get_tightbbox(renderer) for ax in axes]
+        boxes += [figure._suptitle.get_window_extent(renderer), figure.legends[0].get_window_extent(renderer)]
+        assert all(box.x0 >= -1 and box.x1 <= whole.x1 + 1 for box in boxes)
+        assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+def test_a_picture_of_nothing_yet_can_be_drawn(tmp_path: Path) -> None:
+    table = TABLES["ablations"].only(["training", "rank"])
+    draw(Result(Asked(table, (0,))), tmp_path / "empty.png")
+    assert (tmp_path / "empty.png").stat().st_size > 1000

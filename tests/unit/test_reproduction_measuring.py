@@ -1,0 +1,297 @@
+"""What is measured of a run: the right numbers, on the right classes, once."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import hetsngp
+from hetsngp.data.class_maps import ClassMap
+from hetsngp.data.inputs import Inputs
+from hetsngp.data.synsets import wnids
+from hetsngp.evaluation import restrict
+from hetsngp.evaluation.predictors import device_of
+from hetsngp.nn.backbones import ResidualMLP, WideResNet
+from hetsngp.reproduction import measuring
+from hetsngp.reproduction.measuring import Candidate, Measuring, quality, scores, seen_as, value_of
+from hetsngp.reproduction.sets import Probe, Sets, find_sets
+from hetsngp.reproduction.tables import TABLES, Column
+from hetsngp.serving.bundle import write_serving
+from hetsngp.serving.verdicts import Thresholds
+
+CPU = torch.device("cpu")
+NAMES = ("cat", "dog", "owl")
+TEDDY = "n04399382"
+
+
+# --- a run without a training ---------------------------------------------------------------------------
+
+
+def make_run(folder: Path, seed: int = 0, **options: Any) -> hetsngp.Classifier:
+    """A model as a training leaves it, for images of 8 pixels."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = hetsngp.build(
+            "hetsngp", WideResNet(10, 1), 3, generator=generator, random_features=16, **options
+        )
+    x = torch.rand(6, 3, 8, 8, generator=generator)
+    hetsngp.fit_posterior(model, [(x, torch.arange(6) % 3)])
+    hetsngp.save(model, folder / "model")
+    inputs = Inputs((8, 8), (0.5,) * 3, (0.25,) * 3, NAMES)
+    write_serving(folder / "model", inputs, Thresholds(None, None, 0.95, 0.05, 1, None, 0.0))
+    return model
+
+
+def make_set(file: Path, seed: int = 0, count: int = 7) -> tuple[Tensor, Tensor]:
+    """Images and labels, also as the model gets them."""
+    random = np.random.default_rng(seed)
+    x, y = random.integers(0, 256, (count, 8, 8, 3), np.uint8), random.integers(0, 3, count)
+    np.savez(file, x_train=x, y_train=y, x_test=x, y_test=y)
+    return (torch.from_numpy(x).permute(0, 3, 1, 2) / 255 - 0.5) / 0.25, torch.from_numpy(y)
+
+
+def candidate(*folders: Path) -> Candidate:
+    return Candidate(folders, folders[0] / "measured", "photos")
+
+
+def test_numbers_are_those_of_the_definitions(tmp_path: Path) -> None:
+    model = make_run(tmp_path / "run")
+    x, y = make_set(tmp_path / "a.npz")
+    probe = Probe(str(tmp_path / "a.npz"))
+    work = Measuring(candidate(tmp_path / "run"), [probe])
+    assert list(work.measure(work.to_do(), CPU)) == [7]
+    probs = model.predict_probs(x).double().numpy()
+    right = probs.argmax(1) == y.numpy()
+    bins = np.minimum((probs.max(1) * 15).astype(int), 14)
+    gaps = [abs((right[bins == b] - probs.max(1)[bins == b]).sum()) for b in range(15)]
+    expected = {
+        "accuracy": right.mean(),
+        "nll": -np.log(probs[np.arange(7), y.numpy()]).mean(),
+        "ece": sum(gaps) / 7,
+        "examples": 7,
+    }
+    assert work.read(probe) == pytest.approx(expected, rel=1e-5)
+
+
+def test_an_ensemble_is_measured_as_one(tmp_path: Path) -> None:
+    models = [make_run(tmp_path / str(seed), seed) for seed in range(3)]
+    x, y = make_set(tmp_path / "a.npz")
+    probe = Probe(str(tmp_path / "a.npz"))
+    work = Measuring(candidate(*(tmp_path / str(seed) for seed in range(3))), [probe])
+    list(work.measure([probe], CPU))
+    mean = torch.stack([model.predict_probs(x) for model in models]).double().mean(0)
+    nll = -mean.gather(1, y[:, None]).log().mean()
+    assert work.read(probe)["nll"] == pytest.approx(float(nll), rel=1e-5)  # type: ignore[index]
+
+
+def test_scores_are_of_every_row_and_give_auroc_and_fpr95(tmp_path: Path) -> None:
+    model = make_run(tmp_path / "run")
+    sets = Sets("far.npz", {}, {})
+    scored = {}
+    for name, seed in (("photos", 1), ("far.npz", 2)):
+        x, y = make_set(tmp_path / "a.npz", seed, 40)
+        scored[name] = scores(model, [(x[:30], y[:30]), (x[30:], y[30:])], CPU)
+        assert np.allclose(scored[name]["ood_score"], model.predict(x).ood_score, rtol=1e-6)
+    found = {Probe(name, scores=True): each for name, each in scored.items()}
+    inside, outside = (np.array(scored[name]["ood_score"]) for name in ("photos", "far.npz"))
+    auroc = value_of(Column("far_auroc", "Far-ROC", "auroc", "far"), sets, "photos", found)
+    assert auroc == pytest.approx((outside[:, None] > inside).mean(), abs=1e-6)
+    fpr95 = value_of(Column("far_fpr95", "Far-FPR95", "fpr95", "far"), sets, "photos", found)
+    threshold = np.sort(outside)[2]  # of 40 all but two are at or above it: 95 %
+    assert fpr95 == pytest.approx((inside >= threshold).mean(), abs=1e-6)
+
+
+# --- classes --------------------------------------------------------------------------------------------
+
+
+class Oracle:
+    """Knows the wnid of an image, which is x itself: sure of it, or of class 0 where it has no such class."""
+
+    def __init__(self, known: str) -> None:
+        self.known = wnids(known)
+
+    def predict_probs(self, x: Tensor) -> Tensor:
+        probs = torch.full((len(x), len(self.known)), 1e-6)
+        for row, number in zip(probs, x.tolist(), strict=True):
+            wnid = f"n{int(number):08d}"
+            row[self.known.index(wnid) if wnid in self.known else 0] = 0.9
+        return probs
+
+    def predict(self, x: Tensor) -> Any:
+        raise AssertionError("the cheap way is enough")
+
+
+def labelled(name: str, some: list[str]) -> list[tuple[Tensor, Tensor]]:
+    known = wnids(name)
+    return [(torch.tensor([int(w[1:]) for w in some]).double(), torch.tensor([known.index(w) for w in some]))]
+
+
+@pytest.mark.parametrize("name", ["imagenet", "imagenet-a", "imagenet-r"])
+def test_labels_of_subsets_are_found_among_all_classes(name: str) -> None:
+    some = list(wnids(name))[3::40]
+    model, places = seen_as(Oracle("imagenet"), "imagenet", name)
+    found = quality(model, labelled(name, some), places, CPU)
+    assert found["accuracy"] == 1.0
+    assert (places is None) == (name == "imagenet")
+
+
+@pytest.mark.parametrize("name", ["imagenet", "imagenet-a", "imagenet-r"])
+def test_a_network_of_21843_classes_chooses_among_the_1000(name: str) -> None:
+    """And has the teddy bear at probability zero: 87 nats where it is the label."""
+    some = [wnid for wnid in wnids(name) if wnid != TEDDY][3::60]
+    restricted, places = seen_as(Oracle("imagenet21k"), "imagenet21k", name)
+    restricted = restrict(Oracle("imagenet21k"), restricted.class_map, normalise="sigmoid")
+    assert restricted.num_classes == 1000
+    assert quality(restricted, labelled(name, some), places, CPU)["accuracy"] == 1.0
+    if TEDDY in wnids(name):
+        missing = quality(restricted, labelled(name, [TEDDY]), places, CPU)
+        assert missing["accuracy"] == 0.0
+        assert missing["nll"] == pytest.approx(87.3, abs=0.1)
+
+
+def test_several_labels_are_measured_by_precision_at_1() -> None:
+    some = list(wnids("imagenet21k"))[5:9]
+    y = torch.zeros(4, 21843)
+    for row, label in enumerate([5, 6, 7, 0]):  # the last image is none of its labels
+        y[row, [label, 100]] = 1.0
+    (x, _), *_ = labelled("imagenet21k", some)
+    model, places = seen_as(Oracle("imagenet21k"), "imagenet21k", "imagenet21k")
+    found = quality(model, [(x, y)], places, CPU)
+    assert found["precision_at_1"] == 0.75
+    assert "accuracy" not in found
+
+
+@pytest.mark.parametrize("link", ["softmax", "sigmoid"])
+def test_a_restricted_model_has_a_cheap_way_to_the_same_probabilities(link: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    backbone = ResidualMLP(2, width=8, depth=1, generator=generator)
+    model = hetsngp.build("heteroscedastic", backbone, 4, generator=generator, link=link)
+    some = restrict(model, ClassMap(torch.tensor([2, -1, 0]), NAMES, num_inputs=4))
+    x = torch.randn(5, 2, generator=generator)
+    assert torch.allclose(some.predict_probs(x), some.predict(x).probs, atol=1e-6)
+    assert device_of(some) == CPU
+
+    class Foreign:
+        def predict(self, x: Tensor) -> Any:
+            return model.predict(x)
+
+    foreign = restrict(Foreign(), some.class_map, normalise="softmax")
+    assert torch.equal(foreign.predict_probs(x), foreign.predict(x).probs)
+
+
+# --- once -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Measuring:
+    make_run(tmp_path / "run")
+    for name in "abc":
+        make_set(tmp_path / f"{name}.npz", ord(name))
+    return again(tmp_path)
+
+
+def again(tmp_path: Path, size: int | None = None) -> Measuring:
+    """As another process would see it."""
+    probes = [Probe(str(tmp_path / f"{name}.npz"), size=size) for name in "abc"]
+    return Measuring(candidate(tmp_path / "run"), probes)
+
+
+def test_an_interrupted_measurement_goes_on(work: Measuring, tmp_path: Path) -> None:
+    going = work.measure(work.to_do(), CPU)
+    next(going), next(going)
+    going.close()
+    files = {file: file.stat().st_mtime_ns for file in (tmp_path / "run/measured").iterdir()}
+    assert len(files) == 2
+    rest = again(tmp_path)
+    assert rest.to_do() == rest.probes[2:]
+    list(rest.measure(rest.to_do(), CPU))
+    assert again(tmp_path).to_do() == []
+    assert all(file.stat().st_mtime_ns == then for file, then in files.items())
+
+
+def test_what_decides_a_number_makes_it_measured_again(
+    work: Measuring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list(work.measure(work.to_do(), CPU))
+    before = [work.read(probe) for probe in work.probes]
+    assert again(tmp_path, size=8).to_do()  # the set has grown
+    with monkeypatch.context() as patch:
+        patch.setattr(measuring, "code", lambda: "another")
+        assert again(tmp_path).to_do()
+    model = tmp_path / "run/model"
+    shutil.copytree(model, tmp_path / "kept")
+    for change in ({"seed": 1}, {"num_samples": 7}, {"sampler": "mc"}):
+        make_run(tmp_path / "run", **change)
+        assert again(tmp_path).to_do() == list(work.probes), change
+        shutil.rmtree(model)
+        shutil.copytree(tmp_path / "kept", model)
+        assert again(tmp_path).to_do() == []
+    assert [again(tmp_path).read(probe) for probe in work.probes] == before
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"numbers": 3}', '{"fingerprint": "x", "numbers": {}}'])
+def test_a_damaged_file_counts_as_none(work: Measuring, tmp_path: Path, damage: str) -> None:
+    list(work.measure(work.to_do()[:1], CPU))
+    (file,) = (tmp_path / "run/measured").iterdir()
+    assert len(again(tmp_path).to_do()) == 2
+    file.write_text(damage)
+    assert len(again(tmp_path).to_do()) == 3
+
+
+def test_a_model_that_diverged_is_named(tmp_path: Path) -> None:
+    model = make_run(tmp_path / "run")
+    make_set(tmp_path / "a.npz")
+    with torch.no_grad():
+        next(p for name, p in model.named_parameters() if "beta" in name or p.dim() == 2).fill_(float("nan"))
+    hetsngp.save(model, tmp_path / "run/model")
+    serving = json.loads((tmp_path / "run/model/serving.json").read_text())
+    serving["sha256"] = json.loads((tmp_path / "run/model/config.json").read_text())["sha256"]
+    (tmp_path / "run/model/serving.json").write_text(json.dumps(serving))
+    probe = Probe(str(tmp_path / "a.npz"))
+    with pytest.raises(FloatingPointError, match=r"run: .* on .*a.npz, so training diverged"):
+        list(Measuring(candidate(tmp_path / "run"), [probe]).measure([probe], CPU))
+    assert not (tmp_path / "run/measured").exists()
+
+
+# --- sets -----------------------------------------------------------------------------------------------
+
+
+def test_a_mean_over_corrupted_sets_counts_each_once_and_waits_for_all() -> None:
+    keys = (("fog", 1), ("fog", 2), ("snow", 5))
+    sets = Sets("far", {"cifar100-c": (keys, False)}, {})
+    column = next(c for c in TABLES["cifar100"].parts[0].columns if c.name == "corr_nll")
+    probes = sets.probes(column, "cifar100")
+    assert [probe.name for probe in probes] == ["cifar100-c.fog.1", "cifar100-c.fog.2", "cifar100-c.snow.5"]
+    found = {
+        probe: {"nll": value, "examples": n}
+        for probe, value, n in zip(probes, (1.0, 2.0, 6.0), (1, 2, 9), strict=True)
+    }
+    assert value_of(column, sets, "cifar100", found) == 3.0
+    assert value_of(column, sets, "cifar100", {**found, probes[0]: None}) is None
+
+
+def test_notes_say_what_is_not_the_papers() -> None:
+    keys = tuple(("fog", severity) for severity in range(1, 6))
+    notes = " ".join(Sets("scenes", {"cifar100-c": (keys, True)}, {}).notes(TABLES["cifar100"]))
+    assert "Far is scenes" in notes
+    assert "made of the test images" in notes
+    assert "5 of 75 sets" in notes
+    assert not Sets("places365", {}, {}).notes(TABLES["cifar100"])
+
+
+def test_made_and_published_sets_are_not_taken_for_each_other() -> None:
+    assert len({Probe("cifar100-c", ("fog", 1), made=made).name for made in (True, False)}) == 2
+    assert len({Probe("cifar100", scores=wanted).name for wanted in (True, False)}) == 2
+
+
+def test_a_missing_set_is_the_registrys_own_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no imagenet: there is no"):
+        find_sets(TABLES["imagenet"], [], "places365", tmp_path)
+    with pytest.raises(FileNotFoundError, match="no imagenet21k"):
+        find_sets(TABLES["imagenet"], ["imagenet21k"], "places365", tmp_path)
