@@ -9,7 +9,7 @@
 First: WRN-16-8 on CIFAR-10, near CIFAR-100's test images, far the scenes; CLINC150's intents on MiniLM's
 frozen features, against its out-of-scope *validation* questions; seeds 100 and 101. Then: WRN-16-8 on
 CIFAR-100, near CIFAR-10's test images, far the scenes; CLINC150's out-of-scope *test* questions; seeds 0 to
-2. The recipe of training is that of benchmarks/training.py. Results: experiments/ood_score/*.json.
+2. Images are trained on by the recipe "cifar100" of the book. Results: experiments/ood_score/*.json.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hetsngp
 from hetsngp import metrics
-from hetsngp.data.device_loader import Augmentation, DeviceLoader
+from hetsngp.data.device_loader import DeviceLoader
 from hetsngp.data.roots import data_root
 from hetsngp.data.sources import open_images
 from hetsngp.data.synthetic import make_task
@@ -35,14 +35,16 @@ from hetsngp.evaluation.store import write_json
 from hetsngp.evaluation.synthetic import RECIPES
 from hetsngp.features import FeatureSet
 from hetsngp.loop import train as fit
-from hetsngp.nn.backbones import ResidualMLP, WideResNet
+from hetsngp.nn.backbones import ResidualMLP
 from hetsngp.nn.extractor import Features
-from hetsngp.training import Engine, Hardware, Plan, Schedule
+from hetsngp.training import Engine, Hardware
+from hetsngp.training.image_data import make_loaders, open_task
+from hetsngp.training.images import make_model
+from hetsngp.training.recipe import read_recipe
 
 HERE = Path(__file__).parent
 ROLES = {"choose": ("cifar10", "cifar100", (100, 101)), "confirm": ("cifar100", "cifar10", (0, 1, 2))}
 METHODS = ("hetsngp", "deterministic")
-HELD_OUT = 5000
 POINT_SEEDS = (100, 101, 102)
 
 
@@ -67,18 +69,17 @@ def measured(
 # --- images -----------------------------------------------------------------------------------------------
 
 
-def train_on_images(data: Any, method: str, seed: int, epochs: int, engine: Engine) -> tuple[Any, Any, Any]:
+def train_on_images(data: str, method: str, seed: int, epochs: int, engine: Engine) -> tuple[Any, Any, Any]:
     """The fitted model and the loaders of clean training images and of held-out ones."""
-    train_set, held_out_set = data.split(HELD_OUT, seed=seed)
-    loader = DeviceLoader(train_set, 512, shuffle=True, augment=Augmentation(), seed=seed)
-    held_out = DeviceLoader(held_out_set, 1000, mean=loader.mean, std=loader.std)
+    changes = [f"data={data}", f"method={method}", f"seed={seed}", f"schedule.epochs={epochs}"]
+    recipe = read_recipe("cifar100", changes)
+    opened = open_task(recipe.task, seed)
     torch.manual_seed(seed)
-    backbone = WideResNet(16, 8, generator=torch.Generator().manual_seed(seed))
-    model = hetsngp.build(method, backbone, data.num_classes)
-    rate = Schedule(epochs, lr=0.1, weight_decay=5e-4, optimizer="sgd", warmup=epochs / 15, smooth=True)
-    trained = engine.train(model, loader, Plan(rate, bound_every=10, seed=seed), show=False)
-    engine.fit_posterior(trained.model, loader, held_out)
-    return trained.model, loader.clean(), held_out
+    model, scale = make_model(recipe.task, opened.num_classes, opened.shape)
+    loaders = make_loaders(recipe.task, opened, scale, seed=seed)
+    trained = engine.train(model, loaders.train, recipe.plan, show=False)
+    engine.fit_posterior(trained.model, loaders.clean, loaders.held_out)
+    return trained.model, loaders.clean, loaders.held_out
 
 
 def on_images(role: str, epochs: int, seeds: int) -> list[dict[str, Any]]:
@@ -87,14 +88,14 @@ def on_images(role: str, epochs: int, seeds: int) -> list[dict[str, Any]]:
     engine = Engine(
         Hardware(1, precision="bf16-mixed" if gpu else "32-true", channels_last=True, compile=gpu)
     )
-    data, test = (open_images(inside, split) for split in ("train", "test"))
+    test = open_images(inside, "test")
     others = {"near": open_images(near, "test"), "far": open_images("scenes", "test", size=32)}
     # Their labels are of no class of ours.
     outside = {name: replace(d, labels=torch.zeros_like(d.labels)) for name, d in others.items()}
     results = []
     for seed in known_seeds[:seeds]:
         for method in METHODS:
-            model, clean, held_out = train_on_images(data, method, seed, epochs, engine)
+            model, clean, held_out = train_on_images(inside, method, seed, epochs, engine)
             scale: Any = {"mean": clean.mean, "std": clean.std}
 
             def features(loader: DeviceLoader, model: Any = model) -> FeatureSet:

@@ -50,7 +50,8 @@ LAYERS: list[set[str]] = [
         ),
     },
     {"saved", "artifact", "estimator"},
-    {"data", "training", "evaluation", "metrics"},
+    {"data", "training", "evaluation", "metrics", "serving"},
+    {"reproduction"},
     {"cli", "__main__"},
 ]
 LAYER_OF = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

@@ -1,0 +1,81 @@
+"""The table of `hetsngp reproduce cifar100`, of runs that were trained and measured in several places.
+
+    python experiments/cifar/gather.py FOLDER --seeds 2 --far scenes --out experiments/cifar --set …
+
+FOLDER has `runs/` as the command left it, or copies of the `summary.json` and `measured/` of every run. On
+one machine the command itself puts the table together; it measures again what another version of torch had
+measured, and this does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from hetsngp.data.corruptions import CORRUPTIONS, SEVERITIES
+from hetsngp.evaluation.store import write_json
+from hetsngp.reproduction.measuring import Candidate, Measuring, value_of
+from hetsngp.reproduction.plots import draw
+from hetsngp.reproduction.reproducing import ask
+from hetsngp.reproduction.results import Result
+from hetsngp.reproduction.runs import runs_of
+from hetsngp.reproduction.sets import Probe, Sets, all_probes
+
+KEPT = ("seconds", "epochs", "held_out", "posterior")
+
+
+def numbers(measuring: Measuring, probe: Probe) -> Any:
+    return json.loads(measuring._file(probe).read_text(encoding="utf-8"))["numbers"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seeds", type=int, default=None)
+    parser.add_argument("--far", default="places365")
+    parser.add_argument("--set", dest="changes", action="append", default=[])
+    parser.add_argument("--published", action="store_true", help="the corruptions are the published files")
+    parser.add_argument("--torch", default=None, help="the version that trained")
+    parser.add_argument("--python", default=None)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    asked = ask("cifar100", options.seeds, None, options.changes)
+    keys = tuple((name, severity) for name in CORRUPTIONS for severity in SEVERITIES)
+    sets = Sets(options.far, {"cifar100-c": (keys, not options.published)}, {})
+    result = Result(asked, notes=(*asked.table.notes, *sets.notes(asked.table)))
+    for part in asked.table.parts:
+        probes = all_probes(part.columns, sets, "cifar100")
+        for row in part.rows:
+            for seed in asked.seeds:
+                (run,) = runs_of(row, asked.changes, seed)
+                folder = run.folder(options.folder)
+                summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+                about = {name: summary[name] for name in KEPT}
+                result.runs[run.name] = {
+                    "recipe": run.recipe,
+                    "changes": list(run.changes),
+                    "seed": seed,
+                    **about,
+                }
+                measuring = Measuring(Candidate((folder,), folder / "measured", "cifar100"), probes)
+                found = {probe: numbers(measuring, probe) for probe in probes}
+                for column in part.columns:
+                    value = value_of(column, sets, "cifar100", found)
+                    assert value is not None
+                    result.add(part, row, column, seed, value)
+    result.save(options.out)
+    file = options.out / "cifar100.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    given = {"torch": options.torch, "python": options.python}
+    content["versions"] |= {name: version for name, version in given.items() if version is not None}
+    write_json(file, content)
+    draw(result, options.out / "cifar100.png")
+    print(result)
+
+
+if __name__ == "__main__":
+    main()
