@@ -16,8 +16,10 @@ import torch
 from PIL import Image
 from tests.made_data import Made, made_data
 from torch import Tensor
+from typer.testing import CliRunner
 
 import hetsngp
+from hetsngp.cli import make_app
 from hetsngp.data import cifar
 from hetsngp.data.synsets import wnids
 from hetsngp.data.synthetic import Points, SyntheticTask, make_task
@@ -34,7 +36,7 @@ SMALL = (
     "options.random_features=32",
 )
 FEW_POINTS = ("options.num_samples=8",)
-FILES = ("size=8", "resize=8", "from_disk=false", "workers=0")
+FILES = ("size=8", "resize=8", "workers=0")
 
 
 @pytest.fixture(scope="module")
@@ -348,3 +350,15 @@ def test_synthetic_tasks_are_those_of_the_demo(tmp_path: Path, monkeypatch: pyte
     plan = plan_of("synthetic", out=tmp_path, changes=["schedule.epochs=1"], seeds=2, methods=methods)
     assert [state for _, state in plan] == ["finished"] * 6
     assert {state for _, state in plan_of("synthetic", out=tmp_path, seeds=1, methods=methods)} == {"to do"}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_dry_run_lists_the_trainings_and_trains_nothing(name: str, tmp_path: Path) -> None:
+    once = [] if name == "runtime" else ["--seeds", "1"]  # which is measured, not trained
+    done = CliRunner().invoke(make_app(), ["reproduce", name, "--dry-run", *once, "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    expected = {"synthetic": 15, "cifar100": 5, "imagenet": 5, "imagenet-r-v2": 5, "imagenet21k": 4}
+    expected |= {"ensembles": 16, "runtime": 11, "ablations": 17}
+    lines = done.stdout.splitlines()
+    assert sum(line.startswith("to do") for line in lines) == expected[name]
+    assert not list(tmp_path.iterdir())

@@ -24,16 +24,9 @@ from hetsngp.recipes import METHODS
 from hetsngp.schedule import DECAYS, OPTIMIZERS
 from hetsngp.training.hardware import PRECISIONS, STRATEGIES
 from hetsngp.training.images import WIDE_RESNET, make_model
-from hetsngp.training.recipe import (
-    BOUND_EVERY,
-    SECTIONS,
-    ImageTask,
-    Recipe,
-    book_names,
-    known_keys,
-    read_recipe,
-    recipe_file,
-)
+from hetsngp.training.recipe import BOUND_EVERY, Recipe, book_names, read_recipe, recipe_file
+from hetsngp.training.recipe_keys import SECTIONS, known_keys
+from hetsngp.training.task import ImageTask
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
 NAMES = book_names()

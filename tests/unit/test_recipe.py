@@ -14,15 +14,9 @@ from hetsngp.options import Options
 from hetsngp.schedule import Schedule
 from hetsngp.training.hardware import Hardware
 from hetsngp.training.plan import Plan
-from hetsngp.training.recipe import (
-    ImageTask,
-    Recipe,
-    VerdictRules,
-    book_names,
-    known_keys,
-    read_recipe,
-    recipe_file,
-)
+from hetsngp.training.recipe import Recipe, book_names, read_recipe, recipe_file
+from hetsngp.training.recipe_keys import known_keys
+from hetsngp.training.task import ImageTask, VerdictRules
 
 SMALLEST = 'data = "cifar10"\nnetwork = "wrn-10-1"\nmethod = "sngp"\n[schedule]\nepochs = 10\n'
 WHOLE = """

@@ -4,14 +4,18 @@ import json
 import statistics
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from typer.testing import CliRunner
 
+from hetsngp.cli import make_app
 from hetsngp.nn.backbones import WideResNet
-from hetsngp.reproduction.runtime import Job, measure_runtime
+from hetsngp.reproduction import runtime
+from hetsngp.reproduction.runtime import Job, RuntimeResult, measure_runtime
 from hetsngp.reproduction.runtime_tables import NETWORKS
 from hetsngp.reproduction.runtime_timing import Pace, Subject, count_flops, ratio
 from hetsngp.training.recipe import read_recipe
@@ -151,10 +155,21 @@ def test_a_training_step_is_whole_and_leaves_the_weights() -> None:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict, str]:
-    out, said = tmp_path_factory.mktemp("runtime"), []
-    result = measure_runtime(changes=TINY, out=out, networks=SMALL, pace=THRICE, say=said.append)
+    """By the command, on networks of ten classes."""
+    out, kept = tmp_path_factory.mktemp("runtime"), []
+
+    def small(**given: Any) -> RuntimeResult:
+        kept.append(measure_runtime(networks=SMALL, pace=THRICE, **given))
+        return kept[-1]
+
+    changes = [text for change in TINY for text in ("--set", change)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime, "measure_runtime", small)
+        done = CliRunner().invoke(make_app(), ["reproduce", "runtime", "--out", str(out), *changes])
+    assert done.exit_code == 0, done.output
+    (result,) = kept
     assert all(file.stat().st_size for file in result.files)
-    assert result.text() in "\n".join(said)
+    assert result.text() in done.output
     return out, result.tables, result.text()
 
 

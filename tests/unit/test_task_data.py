@@ -17,7 +17,7 @@ from hetsngp.data.decoding import IMAGENET_MEAN, IMAGENET_STD
 from hetsngp.data.synsets import wnids
 from hetsngp.training import image_data
 from hetsngp.training.image_data import first_rows, make_loaders, open_task
-from hetsngp.training.recipe import ImageTask
+from hetsngp.training.task import ImageTask
 
 pytest.importorskip("PIL.Image")
 SCALE = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}

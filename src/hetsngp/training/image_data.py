@@ -15,7 +15,7 @@ from hetsngp.data.inputs import Images, Inputs
 from hetsngp.data.multi_label import MultiLabelFiles
 from hetsngp.data.shards import ShardedImages
 from hetsngp.data.sources import has_test, open_set
-from hetsngp.training.recipe import ImageTask
+from hetsngp.training.task import ImageTask
 
 EVAL_ROWS = 1000
 """Images at a time where there is no gradient, and they are in memory."""

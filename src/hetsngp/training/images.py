@@ -25,7 +25,8 @@ from hetsngp.training.engine import Engine
 from hetsngp.training.feeds import share_of
 from hetsngp.training.image_data import Loaders, first_rows, make_loaders, open_task
 from hetsngp.training.plan import Keep
-from hetsngp.training.recipe import ImageTask, Recipe
+from hetsngp.training.recipe import Recipe
+from hetsngp.training.task import ImageTask
 from hetsngp.types import Prediction
 
 __all__ = ["ImageTask", "Recipe", "finished", "make_model", "measure", "train_images"]
