@@ -1,34 +1,19 @@
 """The recipe book: every file reads and builds, says what it costs, and quotes the paper as it is printed."""
 
-import itertools
 import json
 import math
 import re
 import shlex
-import tomllib
-from dataclasses import MISSING, fields
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 
 import pytest
 import torch
 
-from hetsngp.functional.features import FEATURES, NORMALIZATIONS
-from hetsngp.functional.laplace import POSTERIORS
-from hetsngp.functional.link import LIKELIHOODS, LINKS
-from hetsngp.functional.noise import NOISES
-from hetsngp.functional.points import SAMPLERS
 from hetsngp.nn.backbones import WideResNet
-from hetsngp.recipes import METHODS
-from hetsngp.schedule import DECAYS, OPTIMIZERS
-from hetsngp.training.hardware import PRECISIONS, STRATEGIES
 from hetsngp.training.images import WIDE_RESNET, make_model
-from hetsngp.training.recipe import BOUND_EVERY, Recipe, book_names, read_recipe, recipe_file
-from hetsngp.training.recipe_keys import SECTIONS, known_keys
-from hetsngp.training.task import ImageTask
+from hetsngp.training.recipe import Recipe, book_names, read_recipe, recipe_file
 
-PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
 NAMES = book_names()
 PAPER = json.loads(files("hetsngp.reproduction").joinpath("paper.json").read_text(encoding="utf-8"))
 TABLES = {
@@ -227,93 +212,3 @@ def test_networks_exist() -> None:
         else:
             with torch.device("meta"):
                 assert WideResNet(int(wide[1]), int(wide[2])).num_features == 64 * int(wide[2])
-
-
-# --- docs/recipes.md --------------------------------------------------------------------------------------
-
-
-def rows(head: str) -> list[list[str]]:
-    """Cells of the rows of every table with that head."""
-    lines = PAGE.read_text(encoding="utf-8").splitlines()
-    found = []
-    for start in (number for number, line in enumerate(lines) if line == head):
-        table = itertools.takewhile(lambda line: line.startswith("|"), lines[start + 2 :])
-        found += [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in table]
-    return found
-
-
-def documented() -> dict[str, tuple[str, str]]:
-    """Default and meaning of every key."""
-    return {
-        key.strip("`"): (default, meaning) for key, default, meaning in rows("| key | default | meaning |")
-    }
-
-
-def default_of(key: str) -> object:
-    """None: nothing is given; MISSING: it must be."""
-    special = {
-        **dict.fromkeys(("data", "network", "method"), MISSING),  # a file says them
-        "seed": 0,
-        "schedule.smooth": True,
-        "schedule.milestone_shares": None,
-        "schedule.milestones": None,
-        "training.bound_every": BOUND_EVERY,
-    }
-    if key in special:
-        return special[key]
-    section, _, inner = key.rpartition(".")
-    kind = SECTIONS[section] if section else ImageTask
-    return next(field.default for field in fields(kind) if field.name == inner)
-
-
-def test_every_key_is_documented_and_no_other() -> None:
-    keys = [key for key, *_ in rows("| key | default | meaning |")]
-    assert sorted(key.strip("`") for key in keys) == sorted(known_keys())
-
-
-@pytest.mark.parametrize("key", known_keys())
-def test_a_key_is_documented_with_its_default(key: str) -> None:
-    default, meaning = documented()[key]
-    expected = default_of(key)
-    if expected is MISSING:
-        assert default == "required"
-    elif expected is None:
-        assert default == "–"
-    else:
-        value = tomllib.loads(f"value = {default.strip('`')}")["value"]
-        assert (value, type(value)) == (expected, type(expected))
-    assert len(meaning) > 5
-
-
-CHOICES = {
-    "method": tuple(METHODS),
-    "options.normalization": NORMALIZATIONS,
-    "options.features": FEATURES,
-    "options.posterior": POSTERIORS,
-    "options.noise": NOISES,
-    "options.link": LINKS,
-    "options.likelihood": LIKELIHOODS,
-    "options.sampler": SAMPLERS,
-    "schedule.optimizer": OPTIMIZERS,
-    "schedule.decay": DECAYS,
-    "hardware.strategy": STRATEGIES,
-    "hardware.precision": PRECISIONS,
-}
-
-
-@pytest.mark.parametrize("key", CHOICES)
-def test_choices_are_all_named(key: str) -> None:
-    assert set(CHOICES[key]) <= set(re.findall(r"`([^`]+)`", documented()[key][1]))
-
-
-def test_the_book_is_listed_as_its_files_begin() -> None:
-    listed = {name.strip("`"): what for name, what in rows("| recipe | what it is |")}
-    assert listed == {name: header(name)[0] for name in NAMES}
-
-
-def test_the_file_shown_is_one(tmp_path: Path) -> None:
-    shown = re.search(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert shown is not None
-    (tmp_path / "mine.toml").write_text(shown[1], encoding="utf-8")
-    recipe = read_recipe(tmp_path / "mine.toml")
-    assert (recipe.name, recipe.task.data, recipe.plan.average) == ("mine", "photos", 0.998)
