@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     asked = ask("cifar100", options.seeds, None, options.changes)
-    keys = tuple((name, severity) for name in CORRUPTIONS for severity in SEVERITIES)
+    keys = dict.fromkeys((name, severity) for name in CORRUPTIONS for severity in SEVERITIES)
     sets = Sets(options.far, {"cifar100-c": (keys, not options.published)}, {})
     result = Result(asked, notes=(*asked.table.notes, *sets.notes(asked.table)))
     for part in asked.table.parts:

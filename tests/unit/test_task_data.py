@@ -14,9 +14,10 @@ from tests.unit.small_sets import random_bytes, write_image, write_svhn
 from torch import Tensor
 
 from hetsngp.data.decoding import IMAGENET_MEAN, IMAGENET_STD
+from hetsngp.data.files import ImageFiles
 from hetsngp.data.synsets import wnids
 from hetsngp.training import image_data
-from hetsngp.training.image_data import first_rows, make_loaders, open_task
+from hetsngp.training.image_data import make_loaders, open_task, spread
 from hetsngp.training.task import ImageTask
 
 pytest.importorskip("PIL.Image")
@@ -215,10 +216,12 @@ def test_training_and_test_images_must_agree(folder: Path) -> None:
         open_task(task(folder, size=8), 0)
 
 
-def test_first_rows() -> None:
-    loader = [(torch.arange(n, n + 4), -torch.arange(n, n + 4)) for n in (0, 4, 8)]
-    for most, sizes in ((1, [1]), (4, [4]), (6, [4, 2]), (12, [4, 4, 4]), (99, [4, 4, 4])):
-        found = first_rows(loader, most)
-        assert [len(x) for x, _ in found] == [len(y) for _, y in found] == sizes
-        assert torch.cat([x for x, _ in found]).tolist() == list(range(min(most, 12)))
-        assert torch.cat([y for _, y in found]).tolist() == [-n for n in range(min(most, 12))]
+def test_thresholds_see_all_classes() -> None:
+    """Files lie in the order of their classes."""
+    files = ImageFiles(
+        tuple(f"{row}.jpg" for row in range(90)), torch.arange(90) // 3, tuple(map(str, range(30)))
+    )
+    some = spread(files, 30)
+    assert some.labels.unique().numel() == 30
+    assert len(some) == 30
+    assert spread(files, 90) is files

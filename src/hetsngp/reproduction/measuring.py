@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.metadata
 import json
 import math
 import re
@@ -44,6 +45,7 @@ NUM_BINS = 15
 DECIDES = (
     *("data", "functional", "metrics", "nn"),
     *("ensemble.py", "factors.py", "model.py", "multi_input.py", "types.py"),
+    *("artifact.py", "conversion.py", "libraries.py", "options.py", "parts.py", "recipes.py", "saved.py"),
     *("evaluation/restriction.py", "reproduction/measuring.py"),
 )
 """Our code on which a measurement depends; texts and pictures are not among it."""
@@ -217,7 +219,8 @@ class Measuring:
 
     def fingerprint(self, probe: Probe) -> str:
         """Of all that decides its numbers."""
-        decides = [code(), torch.__version__, self._identity, self.candidate.data, probe.name, probe.size]
+        versions = [torch.__version__, timm_version()]
+        decides = [code(), *versions, self._identity, self.candidate.data, probe.name, probe.size]
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
 
     def _file(self, probe: Probe) -> Path:
@@ -254,6 +257,15 @@ def _loader(inputs: Any, probe: Probe, sets: Mapping[Any, Any], device: torch.de
     # The images of ImageNet-C are cut already.
     cut = inputs.size[0] if probe.spec == "imagenet-c" else None
     return inputs.loader(sets[probe.corruption], size, device=device, resize=cut)
+
+
+@functools.cache
+def timm_version() -> str | None:
+    """None where it is not installed: then no network is from it."""
+    try:
+        return importlib.metadata.version("timm")
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 @functools.cache

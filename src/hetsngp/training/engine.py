@@ -47,11 +47,13 @@ class Trained:
     """What ``metrics.csv`` has: an entry for each epoch, with its seconds."""
     resumed: int
     """Updates that an earlier run had made."""
+    chosen: bool = True
+    """Whether the epoch was chosen by held-out data, if there were any."""
 
     @property
     def best(self) -> int:
         """The epoch whose weights the model has: that of the lowest held-out NLL, or the last."""
-        return best_epoch(self.history)
+        return best_epoch(self.history) if self.chosen else self.history[-1].epoch
 
 
 class Engine:
@@ -106,8 +108,9 @@ class Engine:
     ) -> Trained:
         """Train ``model`` by ``plan``; ``loader`` and ``held_out`` hold all data, and are shared out here.
 
-        With ``held_out`` the model ends with the weights of the epoch whose NLL was lowest there. ``keep``
-        names a folder: what was begun in it is gone on with. ``show``: progress; None: at a terminal.
+        With ``held_out`` the model ends with the weights of the epoch whose NLL was lowest there, unless
+        ``plan.best`` is False. ``keep`` names a folder: what was begun in it is gone on with. ``show``:
+        progress; None: at a terminal.
 
         A model built with ``sample_beta=True`` is trained under its posterior from the second epoch on: after
         each epoch but the last one pass over ``clean`` fits it, as :meth:`fit_posterior` does and without
@@ -144,7 +147,7 @@ class Engine:
             model.backbone._compiled_call_impl = None  # prediction is for batches of any shape
         if whole_model is not model:
             load_model(whole_model, whole(model.state_dict()))
-        return Trained(whole_model.to(self.device).eval(), run.history, run.rows, run.resumed)
+        return Trained(whole_model.to(self.device).eval(), run.history, run.rows, run.resumed, plan.best)
 
     def _prepare(
         self,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, SubsetRandomSampler
 
@@ -42,6 +43,9 @@ class Feed:
         seed: int = 0,
     ) -> None:
         self.device, self.model = fabric.device, model
+        self.seed, self.rank, self.world_size = seed, fabric.global_rank, fabric.world_size
+        self.rows: int | None = getattr(loader, "batch_size", None)
+        """Of a batch, in each process."""
         self.ours = is_device_loader(loader)
         if self.ours:
             data: Any = loader.dataset  # type: ignore[attr-defined]
@@ -100,6 +104,7 @@ class Feed:
                 )
             for generator, state in zip(generators, before["generators"], strict=True):
                 generator.set_state(state)
+        self._draw_apart(epoch)
         self.before = self.randomness()
         if self.ours:
             self.loader.set_epoch(epoch - 1)
@@ -122,6 +127,16 @@ class Feed:
                 "resume with the data it began with"
             )
         return Rest(self.loader, self._checked(batches))
+
+    def _draw_apart(self, epoch: int) -> None:
+        """Processes have copies of one loader: without this their workers would all draw the same crops."""
+        inner = getattr(self.loader, "_dataloader", self.loader)
+        if self.world_size == 1 or self.ours or isinstance(inner, ShardLoader):  # whose crops are by position
+            return
+        generator = getattr(inner, "generator", None)
+        if isinstance(generator, torch.Generator):
+            state = np.random.SeedSequence((self.seed, self.rank, epoch)).generate_state(1, np.uint64)[0]
+            generator.manual_seed(int(state >> np.uint64(1)))
 
     def _checked(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Before they go to the device: there a look at the values would make the host wait."""

@@ -14,6 +14,7 @@ from torch import nn
 
 from hetsngp import metrics
 from hetsngp.conversion import convert
+from hetsngp.data.inputs import Images, Inputs
 from hetsngp.evaluation.curves import draw_curves
 from hetsngp.model import Classifier, to_device
 from hetsngp.nn.backbones import WideResNet
@@ -23,7 +24,7 @@ from hetsngp.serving.verdicts import Thresholds, set_thresholds
 from hetsngp.storage import replace_file
 from hetsngp.training.engine import Engine
 from hetsngp.training.feeds import share_of
-from hetsngp.training.image_data import Loaders, first_rows, make_loaders, open_task
+from hetsngp.training.image_data import make_loaders, open_task, spread
 from hetsngp.training.plan import Keep
 from hetsngp.training.recipe import Recipe
 from hetsngp.training.task import ImageTask
@@ -36,7 +37,7 @@ SUMMARY, MODEL = "summary.json", "model"
 KEYS = {"recipe", "epochs", "seconds", "posterior", "held_out", "test", "no_test", "thresholds"}
 """Of a summary that is whole."""
 # Held-out probabilities that are looked at for the thresholds of verdicts, rows times classes.
-THRESHOLD_CELLS, THRESHOLD_ROWS = 50_000_000, 10_000
+THRESHOLD_CELLS, THRESHOLD_ROWS, THRESHOLD_BATCH = 50_000_000, 10_000, 250
 
 
 def train_images(recipe: Recipe, engine: Engine, keep: Keep, *, show: bool | None = None) -> dict[str, Any]:
@@ -52,14 +53,15 @@ def train_images(recipe: Recipe, engine: Engine, keep: Keep, *, show: bool | Non
     if before is not None and before["recipe"] == described:
         return before
     keep = replace(keep, about={**keep.about, **_about(described)})
-    begun = time.perf_counter()
     data = open_task(task, plan.seed)
     torch.manual_seed(plan.seed)  # the same weights in every process; also where a network takes no generator
     model, scale = make_model(task, data.num_classes, data.shape)
     loaders = make_loaders(task, data, scale, seed=plan.seed, processes=engine.fabric.world_size)
     trained = engine.train(
-        model, loaders.train, plan, held_out=loaders.held_out, keep=keep, show=show, **_cleanly(task, loaders)
+        model, loaders.train, plan, held_out=loaders.held_out, keep=keep, show=show, clean=loaders.clean
     )
+    # Those of an interrupted part too, and then what comes after the training.
+    spent, begun = sum(float(row["seconds"] or 0) for row in trained.rows), time.perf_counter()
     calibration = loaders.held_out if task.calibrate else None
     report = engine.fit_posterior(trained.model, loaders.clean, calibration)
     summary = {
@@ -67,8 +69,8 @@ def train_images(recipe: Recipe, engine: Engine, keep: Keep, *, show: bool | Non
         "changes": list(recipe.changes),
         "epochs": len(trained.history),
         "epoch": trained.best,
-        "training_seconds": sum(float(row["seconds"] or 0) for row in trained.rows),
-        "seconds": time.perf_counter() - begun,
+        "training_seconds": spent,
+        "seconds": spent + time.perf_counter() - begun,
         "posterior": str(report),
         "held_out": measure(trained.model, loaders.held_out, engine),
         "test": None if loaders.test is None else measure(trained.model, loaders.test, engine),
@@ -78,7 +80,7 @@ def train_images(recipe: Recipe, engine: Engine, keep: Keep, *, show: bool | Non
         (keep.folder / SUMMARY).unlink(missing_ok=True)  # an older one is not of this model
     engine.save(trained.model, keep.folder / MODEL)
     if engine.is_main:
-        thresholds = _thresholds(trained.model, loaders, recipe, engine)
+        thresholds = _thresholds(trained.model, data.held_out, loaders.inputs, recipe, engine)
         summary["thresholds"] = thresholds.to_dict()
         write_serving(
             keep.folder / MODEL, loaders.inputs, thresholds, {"data": task.data, "recipe": recipe.name}
@@ -88,10 +90,6 @@ def train_images(recipe: Recipe, engine: Engine, keep: Keep, *, show: bool | Non
         replace_file(keep.folder / SUMMARY, lambda file: file.write_text(text, encoding="utf-8"))
     engine.fabric.barrier()
     return summary
-
-
-def _cleanly(task: ImageTask, loaders: Loaders) -> dict[str, Any]:
-    return {"clean": loaders.clean} if task.options.get("sample_beta") else {}
 
 
 def finished(folder: Path) -> dict[str, Any] | None:
@@ -106,7 +104,9 @@ def finished(folder: Path) -> dict[str, Any] | None:
 
 def _about(described: dict[str, Any]) -> dict[str, Any]:
     """What a run is of, so that another is not gone on with; how a model is calibrated may change."""
-    task = {name: value for name, value in described["task"].items() if name not in ("calibrate", "resize")}
+    task = {name: value for name, value in described["task"].items() if name != "calibrate"}
+    if task["from_disk"]:
+        del task["resize"]  # of what is held out and tested; in memory the training images are cut by it too
     options = task.pop("options")
     return {**task, **{f"options.{name}": value for name, value in options.items()}}
 
@@ -153,17 +153,21 @@ def _from_timm(task: ImageTask, num_classes: int, shape: tuple[int, int, int]) -
     return network
 
 
-def _thresholds(model: Classifier, loaders: Loaders, recipe: Recipe, engine: Engine) -> Thresholds:
+def _thresholds(
+    model: Classifier, held_out: Images, inputs: Inputs, recipe: Recipe, engine: Engine
+) -> Thresholds:
     """By the held-out images, or as many of them as can be looked at together."""
     most = max(1, min(THRESHOLD_ROWS, THRESHOLD_CELLS // model.num_classes))
-    batches = first_rows(loaders.held_out, most)
-    found = [model.predict(to_device(x, engine.device)).map(torch.Tensor.cpu) for x, _ in batches]
+    loader = inputs.loader(spread(held_out, most), THRESHOLD_BATCH, num_workers=recipe.task.workers)
+    found, labels = [], []
+    for x, y in loader:
+        found.append(model.predict(to_device(x, engine.device)).map(torch.Tensor.cpu))
+        labels.append(y.cpu())
+        if sum(map(len, labels)) >= most:
+            break
     rules = recipe.verdicts
     return set_thresholds(
-        Prediction.cat(found),
-        torch.cat([y.cpu() for _, y in batches]),
-        right=rules.right,
-        unfamiliar=rules.unfamiliar,
+        Prediction.cat(found), torch.cat(labels), right=rules.right, unfamiliar=rules.unfamiliar
     )
 
 

@@ -24,6 +24,8 @@ class Plan:
     against the held-out data, and what the model ends with."""
     patience: int | None = None
     """Epochs without a lower held-out NLL after which to stop."""
+    best: bool = True
+    """With held-out data: end with the weights of the epoch whose NLL was lowest there; False: the last's."""
     bound_every: int = 1
     """Steps from one measurement of the spectral bound to the next; 1: at every forward pass."""
     seed: int = 0

@@ -87,9 +87,7 @@ def recipe_file(source: str | Path) -> tuple[str, Path]:
         )
     if name not in book_names():
         close = hint(difflib.get_close_matches(name, book_names(), n=1))
-        raise ValueError(
-            f"unknown recipe {name!r}: {close}`hetsngp recipes` lists all; a file ends in .toml"
-        )
+        raise ValueError(f"unknown recipe {name!r}: {close}`hetsngp recipes` lists all; a file ends in .toml")
     return name, BOOK / f"{name}.toml"
 
 

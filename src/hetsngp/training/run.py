@@ -45,6 +45,9 @@ class _Best(Best):
         self.gradients = gradients
 
     def keep(self, epoch: int) -> None:
+        if not self.gradients.plan.best:
+            self.epoch = epoch  # patience counts from it
+            return
         average = self.gradients.average
         if average is None:
             super().keep(epoch)
@@ -92,7 +95,7 @@ class Run:
             with self.logs:
                 results = self._epochs()
                 self.history = watch(self.best, results, schedule, patience, self._tell, history=self.history)
-            if self.gradients.average is not None and self.best.epoch == 0:
+            if self.gradients.average is not None and self.best.states is None:
                 self.gradients.average.apply()
             self._forget_posterior()
             self.finished = True

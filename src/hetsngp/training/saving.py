@@ -43,6 +43,7 @@ class Saving:
             "plan": run.plan.describe(),
             "about": self._about(),
             "world_size": self.fabric.world_size,
+            "batch": run.data.feed.rows,
             "place": {**vars(run.place), "total": gradients.mean_total(run.place)},
             "rate": run.rate,
             "rows": _table(run.rows),
@@ -109,21 +110,24 @@ class Saving:
         last = run.plan.schedule.last
         run.history = [EpochResult(r["epoch"], last, r["loss"], r["held_out"]) for r in run.rows]  # type: ignore[arg-type]
         run.finished, run.best.epoch = state["finished"], state["best"]
-        if run.best.epoch and not run.finished:
+        if run.best.epoch and run.plan.best and not run.finished:
             run.best.states = [read_state(keep.folder / best_folder(run.best.epoch))["model"]]
         if state["world_size"] == self.fabric.world_size:
             self._restore_own(state)
         else:
-            self._share_anew(run.place, state["world_size"])
+            self._share_anew(run.place, state["world_size"], state.get("batch"))
 
-    def _share_anew(self, place: Place, processes: int) -> None:
-        """A place counts what one process has seen: of so many then, of others now."""
+    def _share_anew(self, place: Place, processes: int, batch: int | None) -> None:
+        """A place counts what one process has seen: of so many then, of others now; ``batch``: the rows that
+        a process had in a batch, which may be fewer where there are more of them.
+        """
         now = self.fabric.world_size
         place.seen = place.seen * processes // now
         place.total = place.total * processes / now
         if not self.run.data.feed.ours:  # a batch of ours is one of all processes
-            group = self.run.plan.accumulate
-            place.batches = place.batches * processes // now // group * group
+            group, rows = self.run.plan.accumulate, self.run.data.feed.rows
+            then, of_now = (processes * batch, now * rows) if batch and rows else (processes, now)
+            place.batches = place.batches * then // of_now // group * group
 
     def _check(self, state: dict[str, Any], keep: Keep) -> None:
         changes = _differences(self._about(), state["about"])

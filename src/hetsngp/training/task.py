@@ -24,7 +24,7 @@ class ImageTask:
     size: int | None = None
     """Of image files, pixels of a side."""
     resize: int | None = None
-    """Of image files, when they are not trained on: the short side before the middle is taken."""
+    """Of image files, but for those trained on from disk: the short side before the middle is taken."""
     from_disk: bool = False
     """Read image files batch by batch, random parts of them, in place of holding all in memory."""
     workers: int | None = None
