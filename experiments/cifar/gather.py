@@ -23,7 +23,7 @@ from hetsngp.reproduction.results import Result
 from hetsngp.reproduction.runs import runs_of
 from hetsngp.reproduction.sets import Probe, Sets, all_probes
 
-KEPT = ("seconds", "epochs", "held_out", "posterior")
+KEPT = ("seconds", "epochs", "epoch", "held_out", "posterior")
 
 
 def numbers(measuring: Measuring, probe: Probe) -> Any:
@@ -54,7 +54,7 @@ def main() -> None:
                 (run,) = runs_of(row, asked.changes, seed)
                 folder = run.folder(options.folder)
                 summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-                about = {name: summary[name] for name in KEPT}
+                about = {name: summary[name] for name in KEPT} | {"settings": summary["recipe"]}
                 result.runs[run.name] = {
                     "recipe": run.recipe,
                     "changes": list(run.changes),

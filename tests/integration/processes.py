@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,8 @@ MOVED = Case("hetsngp", Plan(SGD, accumulate=2, average=0.9, seed=5))
 """Begun with ddp, and gone on with by something else."""
 RESUMED = replace(MOVED, options={"dropout": 0.3}, watched=False)
 """Dropout: every process draws its own random numbers, and has to go on with them."""
+FROM_DISK = Case("deterministic", Plan(SGD, accumulate=2, average=0.9), watched=False)
+"""A DataLoader's batch is that of a process: two have four images each, and one has eight."""
 NORMED = replace(MOVED, options={"batch_norm": True}, watched=False)
 """BatchNorm: until the end of an epoch every process has its own statistics, and has to go on with them."""
 
@@ -207,17 +210,23 @@ def shuffled() -> DataLoader[Any]:
     return DataLoader(Numbered(TRAIN - 1), batch_size=4, shuffle=True)
 
 
+def in_order(engine: Engine) -> DataLoader[Any]:
+    """The same images at a time, however many processes share them out."""
+    return DataLoader(Numbered(TRAIN - 1), batch_size=BATCH // engine.fabric.world_size)
+
+
 def finish(
     engine: Engine, out: Path, name: str, case: Case, folder: str | None = None, loader: Any = training
 ) -> None:
     """What was begun in ``folder``, or all of it."""
-    keep = None if folder is None else Keep(out / folder, tensorboard=False)
+    keep = None if folder is None else Keep(out / folder, tensorboard=False, about={"batch_size": BATCH})
     write(out, name, engine, train(engine, case, keep, loader))
 
 
 def interrupt(engine: Engine, out: Path, folder: str, case: Case, loader: Any = training) -> None:
     with interruption(INTERRUPTED):
-        train(engine, case, Keep(out / folder, seconds=0, tensorboard=False), loader)
+        keep = Keep(out / folder, seconds=0, tensorboard=False, about={"batch_size": BATCH})
+        train(engine, case, keep, loader)
 
 
 def share_out_a_data_loader(engine: Engine, out: Path) -> None:
@@ -261,6 +270,7 @@ def by_fabric(out: Path) -> None:
     finish(engine, out, "DataLoader, whole", RESUMED, loader=shuffled)
     interrupt(engine, out, "begun with a DataLoader", RESUMED, shuffled)
     interrupt(engine, out, "to be moved", MOVED)
+    interrupt(engine, out, "DataLoader to be moved", FROM_DISK, partial(in_order, engine))
     finish(engine, out, "batch norm, whole", NORMED)
     interrupt(engine, out, "begun with batch norm", NORMED)
     finish(engine, out, "batch norm, resumed", NORMED, "begun with batch norm")
@@ -302,6 +312,9 @@ def in_one(out: Path) -> None:
     share_out_a_data_loader(engine, out / "one")
     finish(engine, out, "one, whole", MOVED)
     finish(engine, out, "one, moved from ddp", MOVED, "to be moved")
+    from_disk = partial(in_order, engine)
+    finish(engine, out, "one, DataLoader, whole", FROM_DISK, loader=from_disk)
+    finish(engine, out, "one, DataLoader, moved", FROM_DISK, "DataLoader to be moved", from_disk)
     finish(engine, out, "one, moved from fsdp", MOVED, "to be moved from fsdp")
 
 

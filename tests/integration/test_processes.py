@@ -177,10 +177,13 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(out: Path, name: str,
     assert_bits(state(out, f"{name}, resumed", rank), state(out, f"{name}, whole", rank))
 
 
-@pytest.mark.parametrize("name", ["fsdp, moved", "one, moved from ddp", "one, moved from fsdp"])
+MOVED = ["fsdp, moved", "one, moved from ddp", "one, moved from fsdp", "one, DataLoader, moved"]
+
+
+@pytest.mark.parametrize("name", MOVED)
 def test_a_run_may_go_on_by_another_strategy(out: Path, name: str) -> None:
     assert about(out, name)["resumed"] == 5
-    assert_states(state(out, name), state(out, "one, whole"), 1e-9)
+    assert_states(state(out, name), state(out, GOES_ON[name]), 1e-9)
 
 
 GOES_ON = {
@@ -190,6 +193,7 @@ GOES_ON = {
     "fsdp, moved": "one, whole",
     "one, moved from ddp": "one, whole",
     "one, moved from fsdp": "one, whole",
+    "one, DataLoader, moved": "one, DataLoader, whole",
 }
 
 

@@ -152,7 +152,7 @@ def test_rates_fall_where_the_papers_do() -> None:
             assert shares == pytest.approx([1 / 3, 2 / 3, 8 / 9], abs=1e-5)
         else:
             assert (schedule.decay, shares) == ("linear", [])
-            images = 14_197_122 - 102_400  # their split
+            images = 12_800_000  # as the paper says
             assert schedule.warmup * images / 1024 == pytest.approx(10_000, rel=0.01)
         if schedule.decay == "step":
             assert (schedule.optimizer, schedule.momentum) == ("sgd", 0.9)

@@ -260,7 +260,8 @@ def test_some_of_a_set_are_of_every_class_alike(pets: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:no frost overlays:UserWarning")
-def test_corruptions_are_made_of_the_test_images(pets: Path) -> None:
+def test_corruptions_are_made_of_the_test_images(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HETSNGP_DATA", str(pets))
     inputs = Inputs((32, 32), MEAN, STD, ("cat", "dog"))
     sets = inputs.open_corrupted("made", clean=pets, limit=4)
     clean = inputs.open(pets, limit=4).load(32)  # type: ignore[union-attr]

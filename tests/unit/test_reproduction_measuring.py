@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.unit.small_sets import random_bytes, write_image
 from torch import Tensor
 
 import hetsngp
@@ -32,18 +34,20 @@ TEDDY = "n04399382"
 # --- a run without a training ---------------------------------------------------------------------------
 
 
-def make_run(folder: Path, seed: int = 0, **options: Any) -> hetsngp.Classifier:
+def make_run(
+    folder: Path, seed: int = 0, names: tuple[str, ...] = NAMES, **options: Any
+) -> hetsngp.Classifier:
     """A model as a training leaves it, for images of 8 pixels."""
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = hetsngp.build(
-            "hetsngp", WideResNet(10, 1), 3, generator=generator, random_features=16, **options
+            "hetsngp", WideResNet(10, 1), len(names), generator=generator, random_features=16, **options
         )
     x = torch.rand(6, 3, 8, 8, generator=generator)
     hetsngp.fit_posterior(model, [(x, torch.arange(6) % 3)])
     hetsngp.save(model, folder / "model")
-    inputs = Inputs((8, 8), (0.5,) * 3, (0.25,) * 3, NAMES)
+    inputs = Inputs((8, 8), (0.5,) * 3, (0.25,) * 3, names)
     write_serving(folder / "model", inputs, Thresholds(None, None, 0.95, 0.05, 1, None, 0.0))
     return model
 
@@ -263,7 +267,7 @@ def test_a_model_that_diverged_is_named(tmp_path: Path) -> None:
 
 
 def test_a_mean_over_corrupted_sets_counts_each_once_and_waits_for_all() -> None:
-    keys = (("fog", 1), ("fog", 2), ("snow", 5))
+    keys = dict.fromkeys([("fog", 1), ("fog", 2), ("snow", 5)])
     sets = Sets("far", {"cifar100-c": (keys, False)}, {})
     column = next(c for c in TABLES["cifar100"].parts[0].columns if c.name == "corr_nll")
     probes = sets.probes(column, "cifar100")
@@ -277,12 +281,53 @@ def test_a_mean_over_corrupted_sets_counts_each_once_and_waits_for_all() -> None
 
 
 def test_notes_say_what_is_not_the_papers() -> None:
-    keys = tuple(("fog", severity) for severity in range(1, 6))
+    keys = dict.fromkeys(("fog", severity) for severity in range(1, 6))
     notes = " ".join(Sets("scenes", {"cifar100-c": (keys, True)}, {}).notes(TABLES["cifar100"]))
     assert "Far is scenes" in notes
     assert "made of the test images" in notes
     assert "5 of 75 sets" in notes
     assert not Sets("places365", {}, {}).notes(TABLES["cifar100"])
+
+
+@pytest.mark.filterwarnings("ignore:.*(lacks|is a part of)")
+def test_a_set_of_imagenet_c_that_grew_is_measured_again(tmp_path: Path) -> None:
+    """Files are unpacked one after another: a folder may be opened before it is whole."""
+
+    def write(corruption: str, severity: int, *files: str) -> None:
+        for number, name in enumerate(files):
+            pixels = random_bytes(8, 8, 3, seed=number + severity)
+            write_image(tmp_path / "imagenet-c" / corruption / str(severity) / name, pixels)
+
+    column = Column("imc_nll", "ImC-NLL", "nll", "imagenet-c")
+    table = TABLES["imagenet"]
+    table = replace(table, parts=(replace(table.parts[0], columns=(column,)),))
+
+    def look() -> tuple[Measuring, list[str]]:
+        sets = find_sets(table, [], "far", tmp_path)
+        run = replace(candidate(tmp_path / "run"), data="imagenet")
+        return Measuring(run, sets.probes(column, "imagenet")), sets.notes(table)
+
+    cat, dog = "n02123045", "n02099601"
+    for corruption, severity in (("fog", 1), ("fog", 2), ("snow", 1)):
+        write(corruption, severity, f"{cat}/1.png", f"{dog}/1.png")
+    (tmp_path / "imagenet-c/fog/1" / cat / "list.txt").write_text("no image")
+    write("speckle_noise", 1, f"{cat}/1.png")  # not of the benchmark's mean
+    make_run(tmp_path / "run", names=wnids("imagenet"))
+    work, notes = look()
+    assert [(probe.name, probe.size) for probe in work.probes] == [
+        ("imagenet-c.snow.1", 2),
+        ("imagenet-c.fog.1", 2),
+        ("imagenet-c.fog.2", 2),
+    ]
+    assert not any("fewer images" in note for note in notes)
+    assert list(work.measure(work.to_do(), CPU, tmp_path)) == [2, 2, 2]
+    assert look()[0].to_do() == []
+    write("fog", 2, f"{cat}/1.png", f"{dog}/1.png", f"{dog}/2.png")
+    work, notes = look()
+    assert [probe.name for probe in work.to_do()] == ["imagenet-c.fog.2"]
+    assert list(work.measure(work.to_do(), CPU, tmp_path)) == [3]
+    assert "2 sets of imagenet-c have fewer images than the largest, 3." in notes
+    assert look()[0].to_do() == []
 
 
 def test_made_and_published_sets_are_not_taken_for_each_other() -> None:

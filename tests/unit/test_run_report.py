@@ -122,6 +122,7 @@ def test_classes_that_are_some_of_the_models(run: Path, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:no frost overlays:UserWarning")
 def test_corruptions_of_the_test_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HETSNGP_DATA", str(tmp_path))
     big = random_bytes(4, 32, 32, 3)
     np.savez(tmp_path / "b.npz", x_test=big, y_test=np.arange(4) % 3, class_names=np.array(NAMES))
     run = save_run(

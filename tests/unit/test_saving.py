@@ -16,11 +16,12 @@ from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, T
 import hetsngp
 from hetsngp.data.device_loader import DeviceLoader
 from hetsngp.data.images import ImageArrays
+from hetsngp.loop import Place
 from hetsngp.nn.held import holdable_layers
 from hetsngp.training import Engine, Hardware, Keep, Plan, Schedule
 from hetsngp.training.checkpoint import read_state, write_state
 from hetsngp.training.feeds import Feed, share_of
-from hetsngp.training.saving import _rows, _table
+from hetsngp.training.saving import Saving, _rows, _table
 
 pytest.importorskip("lightning")
 
@@ -190,6 +191,68 @@ def test_workers_that_stay_on_do_not_change_a_resumed_run(engine: Engine, tmp_pa
     assert again.resumed == 6
     for name, value in alone.model.state_dict().items():
         assert torch.equal(value, again.model.state_dict()[name]), name
+
+
+# --- other processes than it began with -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("processes", "batch"), [(2, 3), (3, 2), (6, 1)])
+def test_a_global_batch_is_one_for_any_number_of_processes(
+    processes: int, batch: int, engine: Engine, tmp_path: Path
+) -> None:
+    """From what so many would have written of the same batches, one goes on to the same end."""
+
+    def train(data: Any, kept: Keep | None = None) -> Any:
+        return engine.train(toy.build("deterministic"), data, PLAN, keep=kept)
+
+    kept = keep(tmp_path, about={"batch_size": 6})
+    with pytest.raises(Died):
+        train(DiesAt(5, TensorDataset(X, Y), 6), kept)
+    state = read_state(tmp_path / "checkpoint")
+    assert (state["world_size"], state["batch"]) == (1, 6)
+    place = state["place"]
+    assert (place["batches"], place["seen"]) == (1, 6)
+    place |= {"seen": batch, "total": place["total"] / processes}
+    write_state(tmp_path / "checkpoint", {**state, "world_size": processes, "batch": batch, "place": place})
+    resumed, want = (train(DataLoader(TensorDataset(X, Y), 6), where) for where in (kept, None))
+    assert resumed.resumed == 5
+    assert [row["updates"] for row in resumed.rows] == [4, 8, 12]
+    assert [r.loss for r in resumed.history] == pytest.approx([r.loss for r in want.history], rel=1e-12)
+    for name, value in want.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "accumulate", "batches"),
+    [
+        ((1, 8), (2, 4), 1, 12),  # processes and rows of each: the same global batch
+        ((8, 1), (2, 4), 1, 12),
+        ((2, 4), (1, 4), 1, 24),  # half of it
+        ((2, 4), (1, 16), 1, 6),
+        ((2, 4), (3, 4), 1, 8),
+        ((2, 4), (5, 4), 1, 4),  # 96 images are 4.8 batches: begin with the fifth
+        ((2, 4), (1, 8), 5, 10),  # and with a group
+        ((2, None), (1, 8), 1, 24),  # a checkpoint, or loader, without a number of rows
+        ((2, 4), (1, None), 1, 24),
+    ],
+)
+def test_a_place_after_twelve_batches(
+    then: tuple[int, int | None], now: tuple[int, int | None], accumulate: int, batches: int
+) -> None:
+    feed = SimpleNamespace(ours=False, rows=now[1])
+    run: Any = SimpleNamespace(
+        fabric=fabric(now[0]),
+        plan=replace(PLAN, accumulate=accumulate),
+        data=SimpleNamespace(feed=feed),
+    )
+    place = Place(2, 12, 30, 60, 7.5)
+    Saving(run)._share_anew(place, *then)
+    assert (place.epoch, place.batches, place.updates) == (2, batches, 30)
+    assert (place.seen, place.total) == (60 * then[0] // now[0], 7.5 * then[0] / now[0])
+    feed.ours = True  # whose batches are those of all processes
+    place = Place(2, 12, 30, 60, 7.5)
+    Saving(run)._share_anew(place, *then)
+    assert place.batches == 12
 
 
 # --- what several processes cannot share ----------------------------------------------------------------

@@ -216,12 +216,20 @@ def test_training_and_test_images_must_agree(folder: Path) -> None:
         open_task(task(folder, size=8), 0)
 
 
-def test_thresholds_see_all_classes() -> None:
-    """Files lie in the order of their classes."""
-    files = ImageFiles(
-        tuple(f"{row}.jpg" for row in range(90)), torch.arange(90) // 3, tuple(map(str, range(30)))
-    )
-    some = spread(files, 30)
-    assert some.labels.unique().numel() == 30
-    assert len(some) == 30
-    assert spread(files, 90) is files
+@pytest.mark.parametrize(("count", "most"), [(90, 30), (90, 89), (10_001, 10_000), (10_005, 10_000), (7, 2)])
+def test_a_part_is_spread_over_all(count: int, most: int) -> None:
+    """Files lie in the order of their classes; none is taken twice, and no gap is much wider than others."""
+    files = ImageFiles(tuple(f"{row}.jpg" for row in range(count)), torch.zeros(count).long(), ("cat",))
+    rows = torch.tensor([int(file.stem) for file in spread(files, most).files])
+    assert len(rows) == most
+    assert (int(rows[0]), int(rows[-1])) == (0, count - 1)
+    gaps = rows.diff()
+    assert int(gaps.min()) >= 1
+    assert int(gaps.max() - gaps.min()) <= 1
+
+
+@pytest.mark.parametrize("most", [9, 10])
+def test_what_is_few_is_taken_whole(most: int) -> None:
+    files = ImageFiles(tuple(f"{row}.jpg" for row in range(9)), torch.zeros(9).long(), ("cat",))
+    assert spread(files, most) is files
+    assert [file.stem for file in spread(files, 1).files] == ["0"]

@@ -164,4 +164,5 @@ def spread(images: Images, most: int) -> Images:
     """So many of them, from the first to the last: files lie in the order of their classes. All of shards."""
     if isinstance(images, ShardedImages) or len(images) <= most:
         return images
-    return images.take(torch.linspace(0, len(images) - 1, most).round().long())
+    rows = torch.linspace(0, len(images) - 1, most, dtype=torch.float64)  # float32 would name some twice
+    return images.take(rows.round().long())

@@ -147,6 +147,11 @@ class Saving:
                 f"{keep.folder} holds a run by another plan ({'; '.join(changes)}): give another "
                 "folder, or Keep(..., changed=True), or --changed, to go on by the new plan"
             )
+        if self.run.plan.best and state["best"] and not state["plan"].get("best", True):
+            raise ValueError(
+                f"the run in {keep.folder} did not keep the weights of its best epoch, number "
+                f"{state['best']}: go on with best=False, as it began, or give another folder"
+            )
 
     def _restore_own(self, state: dict[str, Any]) -> None:
         """What each process has for itself."""

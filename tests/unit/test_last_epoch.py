@@ -1,0 +1,120 @@
+"""Plan(best=False): the last epoch's weights, whatever the held-out data say of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.contract import toy
+from tests.contract.toy import weights
+
+pytest.importorskip("lightning", reason="pip install 'hetsngp[train]'")
+
+from hetsngp.training import Engine, Hardware, Keep, Plan, Schedule, Trained
+
+X, Y = toy.blobs(3, 8, flip=0.4)
+HELD_OUT = [toy.blobs(3, 12, flip=0.4, seed=1)]
+PLAN = Plan(Schedule(8, lr=0.05), best=False)
+
+
+class Died(BaseException):
+    pass
+
+
+class Batches(list[Any]):
+    """Three an epoch; the one after ``left``, of all epochs, is never had."""
+
+    def __init__(self, left: int = 99) -> None:
+        super().__init__(zip(X.split(8), Y.split(8), strict=True))
+        self.left = left
+
+    def __iter__(self) -> Any:
+        for batch in super().__iter__():
+            if self.left == 0:
+                raise Died
+            self.left -= 1
+            yield batch
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine(Hardware(devices=1, accelerator="cpu"))
+
+
+def train(engine: Engine, plan: Plan, watched: bool = True, left: int = 99, keep: Any = None) -> Trained:
+    held_out = HELD_OUT if watched else None
+    return engine.train(toy.build("hetsngp"), Batches(left), plan, held_out=held_out, keep=keep)
+
+
+def kept(folder: Path, **options: Any) -> Keep:
+    return Keep(folder, seconds=0, tensorboard=False, **options)
+
+
+def assert_same(got: Trained, want: Trained) -> None:
+    for name, value in weights(want.model).items():
+        assert torch.equal(weights(got.model)[name], value), name
+
+
+@pytest.mark.parametrize("average", [None, 0.7])
+def test_held_out_data_choose_nothing(engine: Engine, average: float | None) -> None:
+    plan = replace(PLAN, average=average)
+    last, chosen = train(engine, plan), train(engine, replace(plan, best=True))
+    assert chosen.best < 8  # so that it is worth asking for
+    assert last.best == 8
+    assert last.history == chosen.history  # they are measured all the same
+    assert_same(last, train(engine, plan, watched=False))
+    assert any(not torch.equal(a, weights(chosen.model)[n]) for n, a in weights(last.model).items())
+
+
+@pytest.mark.parametrize("average", [None, 0.7])
+def test_patience_stops_where_it_would(engine: Engine, average: float | None) -> None:
+    plan = replace(PLAN, average=average, patience=2, schedule=replace(PLAN.schedule, epochs=40))
+    last, chosen = train(engine, plan), train(engine, replace(plan, best=True))
+    count = len(chosen.history)
+    assert last.history == chosen.history
+    assert chosen.best == count - 2
+    assert last.best == count < 40
+    stopped = replace(plan, patience=None, schedule=replace(plan.schedule, stop_after=count))
+    assert_same(last, train(engine, stopped, watched=False))
+
+
+@pytest.mark.parametrize("average", [None, 0.7])
+def test_it_goes_on_from_any_epoch(engine: Engine, average: float | None, tmp_path: Path) -> None:
+    """From the sixth, and the best has been: patience goes on counting from it, and it is on no disk."""
+    plan = replace(PLAN, average=average, patience=6)
+    whole = train(engine, plan)
+    best = min(whole.history, key=lambda result: result.held_out or 0.0).epoch
+    assert best < 6
+    with pytest.raises(Died):
+        train(engine, plan, left=3 * 5 + 1, keep=kept(tmp_path))
+    assert not list(tmp_path.glob("best-*"))
+    resumed = train(engine, plan, keep=kept(tmp_path))
+    assert resumed.resumed == 16
+    assert resumed.history == whole.history
+    assert resumed.best == whole.best == len(whole.history)
+    assert_same(resumed, whole)
+    again = train(engine, plan, left=0, keep=kept(tmp_path))  # finished: no batch is asked for
+    assert again.best == whole.best
+    assert_same(again, whole)
+
+
+def test_a_choice_given_up_on_the_way(engine: Engine, tmp_path: Path) -> None:
+    with pytest.raises(Died):
+        train(engine, replace(PLAN, best=True), left=16, keep=kept(tmp_path))
+    assert list(tmp_path.glob("best-*"))
+    last = train(engine, PLAN, keep=kept(tmp_path, changed=True))
+    assert last.best == 8
+    assert_same(last, train(engine, PLAN))
+    assert not list(tmp_path.glob("best-*"))
+
+
+def test_a_choice_made_too_late_is_refused(engine: Engine, tmp_path: Path) -> None:
+    """The weights of the epochs to choose from were not kept."""
+    with pytest.raises(Died):
+        train(engine, PLAN, left=16, keep=kept(tmp_path))
+    with pytest.raises(ValueError, match="best=False"):
+        train(engine, replace(PLAN, best=True), keep=kept(tmp_path, changed=True))
+    assert train(engine, PLAN, keep=kept(tmp_path)).best == 8
