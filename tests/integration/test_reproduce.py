@@ -1,12 +1,18 @@
-"""Every table end to end, on tiny data in the layouts of the real: train, measure, compare, go on, print."""
+"""Every table by its command, on tiny data in the layouts of the real: train, measure, compare, go on, print.
+
+The runtime table is in tests/unit/test_runtime.py.
+"""
 
 import csv
 import dataclasses
 import json
 import math
 import os
+import subprocess
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +25,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import hetsngp
+from hetsngp import reproduction
 from hetsngp.cli import make_app
 from hetsngp.data import cifar
 from hetsngp.data.synsets import wnids
@@ -35,8 +42,9 @@ SMALL = (
     *("network=wrn-10-1", "schedule.epochs=1", "training.accumulate=1", "batch_size=8", "held_out=0.34"),
     "options.random_features=32",
 )
-FEW_POINTS = ("options.num_samples=8",)
+FEW_POINTS = ("options.num_samples=4",)
 FILES = ("size=8", "resize=8", "workers=0")
+SRC = Path(__file__).parents[2] / "src"
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +74,42 @@ def quiet() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+def typed(
+    name: str,
+    out: Path,
+    changes: Sequence[str],
+    *,
+    seeds: int = 1,
+    methods: Sequence[str] = (),
+    far: str | None = None,
+) -> list[str]:
+    """What comes after ``hetsngp``."""
+    words = ["reproduce", name, "--out", str(out), "--seeds", str(seeds)]
+    words += [word for change in changes for word in ("--set", change)]
+    words += ["--methods", ",".join(methods)] if methods else []
+    return words + (["--far", far] if far else [])
+
+
 def run_table(name: str, out: Path, *changes: str, **given: Any) -> tuple[Result, list[str]]:
-    said: list[str] = []
-    given = {"seeds": 1, **given}
-    result = reproduce(name, out=out, changes=changes, show=False, say=said.append, **given)
-    return result, said
+    """By the command: the result that it came to, and the lines that it printed."""
+    results: list[Result] = []
+
+    def keep(*args: Any, **options: Any) -> Result:
+        results.append(reproduce(*args, **options))
+        return results[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reproduction, "reproduce", keep)
+        done = CliRunner().invoke(make_app(), typed(name, out, changes, **given))
+    assert done.exit_code == 0, done.output
+    (result,) = results
+    assert str(result) in done.stdout
+    return result, done.stdout.splitlines()
+
+
+def trainings(lines: Sequence[str]) -> int:
+    """Runs that were trained, or trained further."""
+    return sum("training, run" in line for line in lines)
 
 
 def value(result: Result, row: str, column: str, part: str | None = None, seed: int = 0) -> float:
@@ -79,7 +118,7 @@ def value(result: Result, row: str, column: str, part: str | None = None, seed: 
 
 def check_files(result: Result, out: Path) -> None:
     """A number in every cell, the same in the JSON file; a document and a picture."""
-    name = result.table.name
+    name = result.asked.name
     assert result.is_finished
     found = json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
     for part in result.table.parts:
@@ -154,9 +193,9 @@ def test_imagenet_its_variants_and_ensembles_share_their_runs(made: Made, tmp_pa
     result, said = run_table("imagenet", tmp_path, *changes)
     check_files(result, tmp_path)
     assert [row.name for row in result.table.parts[0].rows] == list(TABLES["imagenet"].only(None).choices)
-    assert "4 of 75 sets" in said[-2]
+    assert any("4 of 75 sets" in line for line in said)
     _, _, _, hetsngp_run, _ = folders("imagenet", tmp_path, *changes)
-    models = {}
+    models: dict[int, Any] = {}
 
     def probs_of(seed: int) -> Callable[[Path], Tensor]:
         folder = hetsngp_run.parent / f"seed{seed}"
@@ -178,15 +217,18 @@ def test_imagenet_its_variants_and_ensembles_share_their_runs(made: Made, tmp_pa
     # The other sets, and no training.
     variants, said = run_table("imagenet-r-v2", tmp_path, *changes)
     check_files(variants, tmp_path)
-    assert said[1] == "5 of 5 runs are finished already"
-    assert not [line for line in said if "training" in line.splitlines()[0] and "run " in line]
+    assert "5 of 5 runs are finished already" in said
+    assert trainings(said) == 0
     compare(variants, "hetsngp", "imr", look(first, "imagenet-r"))
     compare(variants, "hetsngp", "imv2", look(first, "imagenetv2-matched-frequency-format-val"))
 
-    # Three members more.
-    ensembles, said = run_table("ensembles", tmp_path, *changes, methods=["hetsngp"])
+    # Three members more of each row.
+    ensembles, said = run_table("ensembles", tmp_path, *changes)
     check_files(ensembles, tmp_path)
-    assert sum("training, run" in line for line in said) == 3
+    rows = [row.name for row in ensembles.table.parts[0].rows]
+    assert rows == ["deterministic", "heteroscedastic", "sngp", "hetsngp"]
+    assert "4 of 16 runs are finished already" in said
+    assert trainings(said) == 12
     members = [probs_of(seed) for seed in range(4)]
 
     def together(where: Path) -> Tensor:
@@ -243,44 +285,66 @@ def test_imagenet21k_learns_several_labels_and_answers_for_the_1000_classes(
         assert value(result, "deterministic", f"{name}_acc") == found["accuracy"]
 
 
-def test_an_interrupted_table_goes_on_and_comes_to_the_same(
+def kill_after_one_run(made: Made, out: Path, words: list[str]) -> None:
+    """A process of its own, by SIGKILL, as soon as its first run has a summary."""
+    environment = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [*made.command, *words], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            while not list(out.glob("runs/*/*/summary.json")):
+                assert process.poll() is None, process.stderr and process.stderr.read()
+                time.sleep(0.01)
+        finally:
+            process.kill()
+
+
+def test_a_table_that_was_killed_and_interrupted_goes_on_and_comes_to_the_same(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped in the second run of CIFAR-100, between the end of its training and its summary."""
-    changes = (*SMALL, *FEW_POINTS)
-    drawn = []
+    """The same command three times: killed; stopped between the end of a training and its summary; left."""
+    changes, out = (*SMALL, *FEW_POINTS), tmp_path / "a"
+    words = typed("cifar100", out, changes, far="scenes")
+    plan = partial(plan_of, "cifar100", out=out, seeds=1, changes=changes)
+    kill_after_one_run(made, out, words)
+    ready = [state for _, state in plan()].count("finished")
+    assert 1 <= ready < 5  # one, unless the machine is busy
+    kept = [run.folder(out) for run, state in plan() if state == "finished"]
+    before = [stamps(folder) for folder in kept]
 
-    def draw(rows: Any, best: int, path: Path) -> None:
-        drawn.append(path)
-        if len(drawn) == 2:
-            raise KeyboardInterrupt
-        path.write_bytes(b"")  # pictures take longer than these trainings
+    def stop(*args: Any) -> None:
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(training, "draw_curves", draw)
-    with pytest.raises(KeyboardInterrupt):
-        run_table("cifar100", tmp_path / "a", *changes, far="scenes")
-    states = [state for _, state in plan_of("cifar100", out=tmp_path / "a", seeds=1, changes=changes)]
-    assert states == ["finished", "begun", "to do", "to do", "to do"]
-    half = json.loads((tmp_path / "a/cifar100.json").read_text(encoding="utf-8"))
+    monkeypatch.setattr(training, "draw_curves", stop)
+    done = CliRunner().invoke(make_app(), words)
+    assert done.exit_code == 130
+    assert done.stderr.splitlines()[-1].startswith("hetsngp: stopped; the same command goes on")
+    assert "Traceback" not in done.output
+    assert [state for _, state in plan()] == ["finished"] * ready + ["begun"] + ["to do"] * (4 - ready)
+    half = json.loads((out / "cifar100.json").read_text(encoding="utf-8"))
     assert not half["finished"]
-    first, second, *_ = folders("cifar100", tmp_path / "a", *changes)
-    before, trained = stamps(first), (second / "metrics.csv").read_text()
-    result, said = run_table("cifar100", tmp_path / "a", *changes, far="scenes")
-    check_files(result, tmp_path / "a")
-    assert said[1] == "1 of 5 runs are finished already"
-    assert sum("training, run" in line for line in said) == 4
-    assert stamps(first) == before
-    assert (second / "metrics.csv").read_text() == trained  # which has the seconds of its one epoch
-    whole, _ = run_table("cifar100", tmp_path / "b", *changes, methods=["posterior_network"], far="scenes")
+    stopped = plan()[ready][0]
+    trained = (stopped.folder(out) / "metrics.csv").read_text()
+
+    # Pictures take longer than these trainings.
+    monkeypatch.setattr(training, "draw_curves", lambda rows, best, path: path.write_bytes(b""))
+    result, said = run_table("cifar100", out, *changes, far="scenes")
+    check_files(result, out)
+    assert f"{ready} of 5 runs are finished already" in said
+    assert trainings(said) == 5 - ready
+    assert [stamps(folder) for folder in kept] == before
+    # Which has the seconds of its one epoch.
+    assert (stopped.folder(out) / "metrics.csv").read_text() == trained
+    row = stopped.recipe.partition("/")[2]
+    whole, _ = run_table("cifar100", tmp_path / "b", *changes, methods=[row], far="scenes")
     for column in whole.table.parts[0].columns:
-        cell = value(whole, "posterior_network", column.name)
-        assert value(result, "posterior_network", column.name) == cell
-    assert "Far is scenes here" in said[-2]
-    after = stamps(tmp_path / "a/runs")
-    again, said = run_table("cifar100", tmp_path / "a", *changes, far="scenes")
+        assert value(result, row, column.name) == value(whole, row, column.name)
+    assert any("Far is scenes here" in line for line in said)
+    after = stamps(out / "runs")
+    again, said = run_table("cifar100", out, *changes, far="scenes")
     assert again.values == result.values
-    assert stamps(tmp_path / "a/runs") == after
-    assert not any("measured" in line.splitlines()[0] for line in said[:-2])
+    assert stamps(out / "runs") == after
+    assert not any("measured on" in line for line in said)
 
 
 @pytest.mark.usefixtures("no_curves")
@@ -288,7 +352,7 @@ def test_ablations_train_the_shared_run_once(made: Made, tmp_path: Path) -> None
     changes = (*SMALL, *FILES, "schedule.epochs=2")  # before the second there is no posterior to sample from
     result, said = run_table("ablations", tmp_path, *changes)
     check_files(result, tmp_path)
-    assert sum("training, run" in line for line in said) == 17
+    assert trainings(said) == 17
     summaries = list((tmp_path / "runs").rglob("summary.json"))
     assert len(summaries) == 17
     base = {"samples": "1000", "rank": "15", "temperature": "1.25", "training": "map"}
@@ -300,7 +364,7 @@ def test_ablations_train_the_shared_run_once(made: Made, tmp_path: Path) -> None
     assert len({value(result, row, "nll", "ablations-temperature") for row in ("0.4", "1.25", "5.0")}) == 3
     for file in summaries:
         task = json.loads(file.read_text(encoding="utf-8"))["recipe"]["task"]
-        model = hetsngp.load(file.parent / "model")
+        model: Any = hetsngp.load(file.parent / "model")
         assert float(model.temperature) == pytest.approx(task["options"]["temperature"])
 
 
@@ -310,11 +374,11 @@ def test_missing_data_are_told_of_before_anything_is_trained(made: Made, tmp_pat
     for name in ("imagenet", "imagenet-r"):
         (part / name).symlink_to(made.root / name)
     with pytest.raises(FileNotFoundError, match="no imagenet-v2"):
-        run_table("imagenet-r-v2", tmp_path / "out", *SMALL, *FILES, root=part)
+        reproduce("imagenet-r-v2", out=tmp_path / "out", changes=[*SMALL, *FILES], root=part)
     for name in ("cifar-100-binary", "cifar-10-batches-bin", "CIFAR-100-C"):
         (part / name).symlink_to(made.root / name)
     with pytest.raises(FileNotFoundError, match=r"no places365(.|\n)*--far scenes"):
-        run_table("cifar100", tmp_path / "out", *SMALL, root=part)
+        reproduce("cifar100", out=tmp_path / "out", changes=SMALL, root=part)
     assert not (tmp_path / "out").exists()
     assert os.environ["HETSNGP_DATA"] == str(made.root)  # root was for that call
 
@@ -332,24 +396,22 @@ def test_synthetic_tasks_are_those_of_the_demo(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(demo_runs, "default_workers", lambda: 1)
     for name in RECIPES:
         monkeypatch.setitem(RECIPES, name, Recipe(width=16, depth=1, random_features=32, rank=2))
-    methods = ["hetsngp"]
-    result, said = run_table("synthetic", tmp_path, "schedule.epochs=1", seeds=2, methods=methods)
+    result, said = run_table("synthetic", tmp_path, "schedule.epochs=1")
     check_files(result, tmp_path)
-    assert sum("/6  " in line for line in said) == 6
-    for row in methods:
+    assert sum("/15  " in line for line in said) == 15
+    for row in ("deterministic", "posterior_network", "heteroscedastic", "sngp", "hetsngp"):
         for column, task, number in (
             ("circles_acc", "noisy_circles", "accuracy"),
             ("moons_auroc", "two_moons", "ood_auroc"),
             ("mixture_auroc", "gaussian_mixture", "ood_auroc"),
         ):
-            for seed in (200, 201):
-                (file,) = (tmp_path / "synthetic/runs").glob(f"{task}-{row}-seed{seed}-*.json")
-                numbers = json.loads(file.read_text(encoding="utf-8"))["numbers"]
-                assert value(result, row, column, seed=seed) == numbers[number]
+            (file,) = (tmp_path / "synthetic/runs").glob(f"{task}-{row}-seed200-*.json")
+            numbers = json.loads(file.read_text(encoding="utf-8"))["numbers"]
+            assert value(result, row, column, seed=200) == numbers[number]
     assert (tmp_path / "synthetic/noisy_circles_labels.png").is_file()
-    plan = plan_of("synthetic", out=tmp_path, changes=["schedule.epochs=1"], seeds=2, methods=methods)
-    assert [state for _, state in plan] == ["finished"] * 6
-    assert {state for _, state in plan_of("synthetic", out=tmp_path, seeds=1, methods=methods)} == {"to do"}
+    plan = plan_of("synthetic", out=tmp_path, changes=["schedule.epochs=1"], seeds=1)
+    assert [state for _, state in plan] == ["finished"] * 15
+    assert {state for _, state in plan_of("synthetic", out=tmp_path, seeds=1)} == {"to do"}
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 import hetsngp
 from hetsngp import cli
-from hetsngp.cli import demo_command
+from hetsngp.cli import demo_command, train_command
 from hetsngp.data.registry import DATASETS
 from hetsngp.data.synthetic import Points, SyntheticTask, make_task
 from hetsngp.evaluation import synthetic
@@ -157,7 +157,56 @@ def test_errors_of_our_own_show_where_they_came_from(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(recipe, "recipe_file", lambda name: fail(KeyboardInterrupt()))  # type: ignore[arg-type]
     stopped = invoke("recipes", "a")
     assert stopped.exit_code == 130
-    assert "the same command goes on" in stopped.output
+    assert stopped.output.splitlines() == ["hetsngp: stopped"]
+
+
+@pytest.mark.parametrize(
+    ("command", "inside", "goes_on"),
+    [
+        (["train", "cifar10"], "hetsngp.training.recipe.read_recipe", True),
+        (["evaluate", "runs/a"], "hetsngp.cli.devices.find_device", True),
+        (["reproduce", "cifar100"], "hetsngp.reproduction.reproduce", True),
+        (["demo", "--out", "demo"], "hetsngp.evaluation.demo.run_demo", True),
+        (["predict", "runs/a", "b.jpg"], "hetsngp.cli.devices.find_device", False),
+        (["data"], "hetsngp.data.registry.describe", False),
+    ],
+)
+def test_who_presses_ctrl_c_hears_whether_the_command_goes_on(
+    command: list[str], inside: str, goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*given: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(inside, stop)
+    stopped = invoke(*command)
+    rest = "; the same command goes on from what is finished" if goes_on else ""
+    assert stopped.output.splitlines() == [f"hetsngp: stopped{rest}"]
+    assert stopped.exit_code == 130
+
+
+def test_ctrl_c_while_the_commands_are_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib, "import_module", stop)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)  # where ^C stands in the line
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 130
+    assert capsys.readouterr().err == "\nhetsngp: stopped\n"
+
+
+def test_what_comes_next_can_be_copied_into_a_shell() -> None:
+    folder = Path("my runs/it's a")
+    text = train_command._next(folder, has_test=True)
+    evaluate, predict = re.fullmatch(r"next: (.*), or (.*)…; in Python .*", text).groups()  # type: ignore[union-attr]
+    assert shlex.split(evaluate) == ["hetsngp", "evaluate", str(folder)]
+    assert shlex.split(predict) == ["hetsngp", "predict", str(folder), "FILE"]
+    assert eval(text.partition("in Python ")[2].replace("hetsngp.load", "str")) == str(folder / "model")
+    assert "a' --data SET, or" in train_command._next(folder, has_test=False).replace('"', "")
 
 
 def test_the_book_and_the_data_sets_are_listed() -> None:
@@ -311,7 +360,9 @@ def test_train_makes_a_model_and_goes_on(pictures: Path, tmp_path: Path) -> None
     assert summary["changes"] == settings
     assert f"test: accuracy {summary['test']['accuracy']:.4f}" in result.output
     assert "no image is called confident: that takes 20 held-out images" in result.output  # of ten
-    assert "none is called unfamiliar: that takes 19" in result.output
+    assert "no image is called unfamiliar: that takes 19" in result.output
+    load = f"in Python hetsngp.load('{out}/model')"
+    assert f"next: hetsngp evaluate {out}, or hetsngp predict {out} FILE…; {load}" in result.output
     model = hetsngp.load(out / "model")
     with np.load(tmp_path / "pictures.npz") as arrays:
         x = torch.from_numpy(arrays["x_test"]).permute(0, 3, 1, 2).float()

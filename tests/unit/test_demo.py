@@ -234,7 +234,7 @@ def test_a_run_that_fails_is_named(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"seed0 failed: unknown method"):
         runs.run_all(wrong, Store.open(tmp_path), workers=2)
     assert not list(tmp_path.rglob("*.json"))
-    with pytest.raises(RuntimeError, match="--jobs 1"):
+    with pytest.raises(RuntimeError, match=r"same command again \(hetsngp demo: with --jobs 1\)"):
         runs._raise_for(wrong[0], BrokenProcessPool())
 
 

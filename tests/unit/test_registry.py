@@ -73,7 +73,9 @@ def test_names_that_are_none_are_told_the_known_ones(tmp_path: Path) -> None:
 
 def test_without_a_folder_of_data_sets_the_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HETSNGP_DATA", raising=False)
-    with pytest.raises(ValueError, match="HETSNGP_DATA"):
+    with pytest.raises(
+        ValueError, match=r"set the environment variable HETSNGP_DATA .*\(in Python also: root="
+    ):
         open_data("svhn")
 
 

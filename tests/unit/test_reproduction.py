@@ -379,6 +379,31 @@ def test_the_title_says_what_is_not_the_papers() -> None:
     assert Asked(TABLES["ensembles"], (0,)).title() == "Ensembles of 4 on ImageNet, 1 ensemble"
 
 
+def test_some_rows_do_not_take_the_place_of_all(tmp_path: Path) -> None:
+    asked = {
+        None: "ablations",
+        ("training", "rank"): "ablations-rank+training",
+        ("rank",): "ablations-rank",
+        TABLES["ablations"].choices: "ablations",
+    }
+    for methods, name in asked.items():
+        assert ask("ablations", methods=methods).name == name
+    whole, some = ask("cifar100", 1), ask("cifar100", 1, methods=["hetsngp", "sngp"])
+    assert (whole.name, some.name) == ("cifar100", "cifar100-sngp+hetsngp")
+    assert some.title() == "CIFAR-100 (sngp, hetsngp alone), 1 seed (the paper: 10)"
+    assert "alone" not in whole.title()
+    Result(whole).save(tmp_path)
+    before = (tmp_path / "cifar100.json").read_bytes()
+    json_file, document = Result(some).save(tmp_path)
+    assert (tmp_path / "cifar100.json").read_bytes() == before
+    assert json.loads(json_file.read_text(encoding="utf-8"))["methods"] == ["sngp", "hetsngp"]
+    text = document.read_text(encoding="utf-8")
+    assert document.name == "cifar100-sngp+hetsngp.md"
+    assert "(cifar100-sngp+hetsngp.png)" in text
+    assert "`hetsngp reproduce cifar100 --methods sngp,hetsngp`" in text
+    assert ask("runtime").name == "runtime"
+
+
 def test_the_footnote_warns_of_the_papers_auroc() -> None:
     assert "chance level" in plain_text(filled("cifar100", 1))
 

@@ -1,5 +1,6 @@
 """The report of a run on sets given by name: the right images, the right classes, nothing measured twice."""
 
+import json
 import re
 from dataclasses import replace
 from importlib.util import find_spec
@@ -19,7 +20,7 @@ from hetsngp.data.synsets import class_names, wnids
 from hetsngp.evaluation import run_report
 from hetsngp.evaluation.run_report import RunSets, evaluate_run
 from hetsngp.nn.backbones import WideResNet
-from hetsngp.serving.bundle import write_serving
+from hetsngp.serving.bundle import open_run, write_serving
 from hetsngp.serving.verdicts import Thresholds
 
 pytest.importorskip("PIL.Image")
@@ -87,6 +88,13 @@ def test_of_the_test_images_it_was_trained_beside(run: Path, pixels: np.ndarray,
     far = probabilities(run, 255 - pixels[:9]).amax(1).mean()
     assert report.ood["far"].confidence == pytest.approx(float(far), rel=1e-4)
     assert report.title == "Deterministic (mine) on a.npz"
+    about = {"recipe": "mine", "data": str(tmp_path / "a.npz"), "ood far": str(tmp_path / "far.npz")}
+    about |= {"hetsngp": hetsngp.__version__, "torch": torch.__version__}
+    assert json.loads((out / "report.json").read_text())["about"] == about
+    (line,) = (line for line in (out / "report.md").read_text().splitlines() if line.startswith("Measured"))
+    assert all(f"{name} `{value}`" in line for name, value in about.items())
+    assert "Measured: recipe mine, data" in str(report)
+    assert max(map(len, str(report).splitlines())) <= 80
     assert report.corrupted is None
     assert (out / "report.png").is_file()
 
@@ -137,8 +145,43 @@ def test_corruptions_of_the_test_images(tmp_path: Path, monkeypatch: pytest.Monk
         x, _ = next(iter(given["corrupted"]["fog", 1]))
         assert x.shape == (min(batch_size, 2), 3, 32, 32)
         assert given["corrupted_doubt"]
+        assert given["about"]["corrupted"] == "made (made by hetsngp)"
+        assert given["about"]["limit"] == "2 images of each set"
     assert len(fingerprints) == 2
     assert None not in fingerprints
+
+
+@pytest.mark.parametrize("given", ["a.npz", "pets"])
+def test_a_path_is_found_from_another_folder(
+    given: str, pixels: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in NAMES:
+        write_image(tmp_path / "pets" / "test" / name / "a.png", random_bytes(9, 9, 3))
+    monkeypatch.chdir(tmp_path)
+    run = save_run(tmp_path / "run", data=given)
+    about = open_run(run).about
+    assert about == {"data": given, "data_path": str(tmp_path / given)}
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    report = evaluate_run(run, PLAIN, tmp_path / "out")
+    assert report.id.rows == {"a.npz": 30, "pets": 3}[given]
+    assert report.about["data"] == given  # as it was called
+    (tmp_path / given).rename(tmp_path / "moved")
+    with pytest.raises(
+        FileNotFoundError, match=rf"{re.escape(str(tmp_path / given))}, where nothing.*--data SET"
+    ):
+        evaluate_run(run, PLAIN, tmp_path / "out")
+
+
+def test_a_set_by_name_has_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that happens to be called so is another one."""
+    (tmp_path / "cifar10n").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert open_run(save_run(tmp_path / "run", data="cifar10n:worse")).about == {"data": "cifar10n:worse"}
+    (tmp_path / "cifar10").mkdir()
+    assert open_run(save_run(tmp_path / "b", data="cifar10")).about == {"data": "cifar10"}
+    there = str(tmp_path / "cifar10")
+    assert open_run(save_run(tmp_path / "c", data="./cifar10")).about["data_path"] == there
 
 
 def test_what_is_refused_before_anything_is_measured(run: Path, pixels: np.ndarray, tmp_path: Path) -> None:
@@ -192,6 +235,8 @@ def test_the_images_of_imagenet_c_are_cut_already(tmp_path: Path, monkeypatch: p
     ((x, y),) = list(given["corrupted"]["fog", 1])
     wanted = torch.from_numpy((pixels[1] / 255 - MEAN) / STD).permute(2, 0, 1)[None].float()
     assert torch.allclose(x, wanted, atol=1e-5)
+    assert given["about"]["corrupted"] == "imagenet-c (published files)"
+    assert "limit" not in given["about"]
     assert y.tolist() == [7]
     ((clean, _),) = list(given["inside"])
     whole = ImageArrays(torch.from_numpy(pixels[:1]).permute(0, 3, 1, 2), torch.zeros(1).long(), ("a",))

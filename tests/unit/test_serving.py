@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -482,8 +483,51 @@ def test_predict_and_show(
     assert [each["given"] for each in found] == [None] * 4 + ["0", "1", "2"] + [None]
     assert err.split() == ["sheet:", str(tmp_path / "sheet.png")]
     assert Image.open(tmp_path / "sheet.png").format == "PNG"
-    predict_and_show(served, [str(folder)], limit=2)
-    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_a_limit_is_of_each_source(
+    served: Served, photos: dict[str, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of each set, of each folder, and of the files that are named, wherever they are."""
+    folder, file = tmp_path / "photos", tmp_path / "some.npz"
+    pixels, labels = coloured(3, seed=4)
+    np.savez(file, x_test=pixels, y_test=labels)
+    named = [str(folder / name) for name in photos]
+    sources = [named[0], str(folder / "b"), str(file), *named[1:], str(folder)]
+
+    def names(limit: int | None) -> list[str]:
+        predict_and_show(served, sources, as_json=True, limit=limit)
+        rows = capsys.readouterr().out.splitlines()
+        return [os.path.relpath(json.loads(row)["name"], tmp_path) for row in rows]
+
+    assert names(2) == [
+        *("photos/B.png", "photos/b/1.png", "photos/b/10.png", "some.npz[0]", "some.npz[1]"),
+        *("photos/a.png", "photos/B.png", "photos/a.png"),
+    ]
+    assert len(names(None)) == 1 + 3 + 3 + 5 + 6
+    with pytest.raises(FileNotFoundError, match="there is no file"):  # though it would be left out
+        predict_and_show(served, [*named[:2], "nothing.png"], limit=1)
+
+
+def test_words_that_no_input_gets_are_said_beside_the_lines(
+    served: Served, photos: dict[str, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(**thresholds: Any) -> list[str]:
+        other = dataclasses.replace(served, thresholds=dataclasses.replace(served.thresholds, **thresholds))
+        predict_and_show(other, [str(tmp_path / "photos" / "a.png")], as_json=True)
+        out, err = capsys.readouterr()
+        assert len(out.splitlines()) == 1
+        assert json.loads(out)["verdict"] in ("confident", "ambiguous", "unfamiliar")
+        return err.splitlines()
+
+    assert said() == []
+    confident = "note: no image is called confident: that takes 20 held-out images, 95% of them right"
+    assert said(confident=None, accuracy=None) == [confident]
+    assert said(unfamiliar=None) == ["note: no image is called unfamiliar: this model cannot tell"]
+    few = "note: no image is called unfamiliar: that takes 19 held-out images"
+    assert said(unfamiliar=None, held_out=19)[0] != few
+    assert said(confident=None, unfamiliar=None, held_out=18) == [confident, few]
+    assert "share of 0" in said(unfamiliar=None, share=0.0)[0]
 
 
 def test_what_is_wrong_is_said_before_anything_is_printed(

@@ -19,7 +19,13 @@ def main() -> None:
         names = " and ".join(missing)
         print(f"the command line needs {names}: pip install 'hetsngp[cli]'", file=sys.stderr)
         raise SystemExit(1)
-    make_app()()
+    from hetsngp.cli.errors import say_stopped
+
+    try:
+        make_app()()
+    except KeyboardInterrupt:  # while the commands are imported; later it is caught where one is run
+        say_stopped(None)
+        raise SystemExit(130) from None
 
 
 def make_app() -> Any:

@@ -53,14 +53,8 @@ def add(app: Any) -> None:
                 f"cannot make the folder {out}: {error.strerror}", param_hint="--out"
             ) from None
         plan = Plan(chosen_tasks, chosen_methods, tuple(range(seed, seed + seeds)), label_noise, epochs)
-        console = Console()
         try:
-            run_demo(plan, out, jobs, console)
-        except KeyboardInterrupt:
-            console.print(
-                f"stopped; finished runs are kept in {out}: the same command goes on", soft_wrap=True
-            )
-            raise typer.Exit(130) from None
+            run_demo(plan, out, jobs, Console())
         except RuntimeError as error:
             print(error, file=sys.stderr)
             raise typer.Exit(1) from None

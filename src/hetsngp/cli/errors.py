@@ -9,6 +9,8 @@ from typing import Any
 
 EXPECTED = (ValueError, TypeError, OSError, ImportError, RuntimeError, ArithmeticError)
 """What the library raises where an input is wrong: each message names the fix."""
+GO_ON = ("demo", "train", "evaluate", "reproduce")
+"""Commands that keep what is finished."""
 
 
 def one_line(text: object) -> str:
@@ -19,6 +21,14 @@ def one_line(text: object) -> str:
 def say_error(text: object) -> None:
     """To the people."""
     print(f"hetsngp: {one_line(text)}", file=sys.stderr)
+
+
+def say_stopped(command: str | None) -> None:
+    """After Ctrl-C."""
+    if sys.stderr.isatty():
+        print(file=sys.stderr)  # the terminal has shown ^C, or half a bar
+    goes_on = "; the same command goes on from what is finished" if command in GO_ON else ""
+    say_error(f"stopped{goes_on}")
 
 
 def one_line_group() -> Any:
@@ -49,7 +59,7 @@ def one_line_group() -> Any:
             try:
                 return super().invoke(ctx)
             except KeyboardInterrupt:
-                say_error("stopped; the same command goes on from what is finished")
+                say_stopped(ctx.invoked_subcommand)
                 raise typer.Exit(130) from None
             except EOFError as error:
                 raise ValueError(f"a file ends too soon: {error}") from error
@@ -67,6 +77,7 @@ def one_line_group() -> Any:
                 say_error(error.format_message() + help_)
                 return 2
             except typer.Abort:
+                say_stopped(None)
                 return 130
             except EXPECTED as error:
                 if debug or isinstance(error, BrokenPipeError):

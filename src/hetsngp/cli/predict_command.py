@@ -26,7 +26,12 @@ def add(app: Any) -> None:
                 metavar="PNG", help="Also a picture of the first 64 with their verdicts.", dir_okay=False
             ),
         ] = None,
-        limit: Annotated[int | None, typer.Option(min=1, help="So many inputs of a set.")] = None,
+        limit: Annotated[
+            int | None,
+            typer.Option(
+                min=1, help="So many of each set and of each folder, and of the files named one by one."
+            ),
+        ] = None,
         batch_size: Annotated[int, typer.Option(min=1)] = 64,
         device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1; auto: a GPU if there is one.")] = "auto",
     ) -> None:
@@ -34,7 +39,8 @@ def add(app: Any) -> None:
 
         confident: of held-out inputs called so, 95 % were right. ambiguous (a or b): the labels here are
         noisy, or the classes overlap. unfamiliar: unlike the training data, so that the label is a guess. The
-        thresholds were set on held-out data by the training (docs/serving.md).
+        thresholds were set on held-out data by the training (docs/serving.md); where there is none
+        for a word, no input gets it, and a note says so: without confident, ambiguous means not unfamiliar.
         """
         from hetsngp.cli.devices import find_device
         from hetsngp.serving.bundle import open_run

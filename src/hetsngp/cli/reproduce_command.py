@@ -48,7 +48,8 @@ def add(app: Any) -> None:
         """Run a table of the paper, and print ours beside the paper's with standard errors.
 
         Recipes times seeds, each trained once and kept: interrupted, the same command goes on. Writes
-        OUT/TABLE.md, TABLE.json and TABLE.png. `hetsngp recipes` has the settings and what they cost.
+        OUT/TABLE.md, TABLE.json and TABLE.png (of some rows TABLE-ROWS.md …). `hetsngp recipes` has the
+        settings and what they cost.
         """
         from hetsngp.reproduction import plan_of
         from hetsngp.reproduction import reproduce as run_table

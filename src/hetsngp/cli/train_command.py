@@ -1,7 +1,7 @@
 """``hetsngp train``."""
 
 # No postponed annotations: typer reads them where the command is made, in a scope that has imported it.
-import math
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,10 +67,15 @@ def _train(recipe: Any, folder: Path, note: str | None, changed: bool) -> None:
     if summary["no_test"]:
         print(f"not tested: {summary['no_test']}")
     print(_verdicts(**summary["thresholds"]))
-    print(
-        f"next: hetsngp evaluate {folder}, or hetsngp predict {folder} FILE…; in Python "
-        f"hetsngp.load('{folder}/model')"
-    )
+    print(_next(folder, has_test=summary["test"] is not None))
+
+
+def _next(folder: Path, *, has_test: bool) -> str:
+    """To be copied into a shell."""
+    run = shlex.quote(str(folder))
+    data = "" if has_test else " --data SET"
+    load = f"hetsngp.load({str(folder / 'model')!r})"
+    return f"next: hetsngp evaluate {run}{data}, or hetsngp predict {run} FILE…; in Python {load}"
 
 
 def _measured(part: str, accuracy: float, nll: float, ece: float, examples: int) -> str:
@@ -78,17 +83,12 @@ def _measured(part: str, accuracy: float, nll: float, ece: float, examples: int)
 
 
 def _verdicts(**thresholds: Any) -> str:
-    from hetsngp.serving.verdicts import LEAST_ROWS
+    from hetsngp.serving.verdicts import Thresholds, never_said
 
-    said = f"{thresholds['coverage']:.0%} of the held-out images would be called confident"
-    if thresholds["confident"] is None:
-        right = f"{thresholds['right']:.0%}"
-        said = f"no image is called confident: that takes {LEAST_ROWS} held-out images, {right} of them right"
-    elif thresholds["accuracy"] is not None:
-        said += f", and {thresholds['accuracy']:.1%} of these are right"
-    least = math.ceil(1 / thresholds["share"] - 1 - 1e-9)
-    if thresholds["unfamiliar"] is None and thresholds["held_out"] < least:
-        said += f"; none is called unfamiliar: that takes {least} of them"
-    elif thresholds["unfamiliar"] is None:
-        said += "; this method cannot tell what is unfamiliar"
-    return said
+    never = never_said(Thresholds.of_dict(thresholds))
+    if thresholds["confident"] is not None:
+        said = f"{thresholds['coverage']:.0%} of the held-out images would be called confident"
+        if thresholds["accuracy"] is not None:
+            said += f", and {thresholds['accuracy']:.1%} of these are right"
+        never.insert(0, said)
+    return "; ".join(never)

@@ -40,8 +40,8 @@ def data_root(root: str | Path | None = None) -> Path:
     value = os.environ.get(ENVIRONMENT) if root is None else root
     if not value:
         raise ValueError(
-            f"where is the data? give root, or set the environment variable {ENVIRONMENT} to the "
-            "folder of data sets"
+            f"where is the data? set the environment variable {ENVIRONMENT} to the folder of data sets "
+            "(in Python also: root=…)"
         )
     return Path(value).expanduser()
 

@@ -46,6 +46,7 @@ def evaluate(
     *,
     out: str | os.PathLike[str] | None = None,
     title: str | None = None,
+    about: Mapping[str, str] | None = None,
     num_samples: int | None = None,
     generator: torch.Generator | None = None,
     num_bins: int = 15,
@@ -73,6 +74,7 @@ def evaluate(
             measured again as long as model, settings, data and code are the same, where they can be compared
             (:mod:`hetsngp.evaluation.parts`).
         title: For headings; None: the model's class.
+        about: What was measured on what, by name, to be said in the report: {"data": "cifar100"}.
         num_samples: Handed on to ``predict``.
         generator: For random integration points; None: fixed ones, and the same numbers every time.
         num_bins: Of the calibration error and the reliability diagram.
@@ -115,6 +117,7 @@ def evaluate(
     order = dict.fromkeys([*names, "one_minus_confidence"])
     report = Report(
         title=title or type(model).__name__,
+        about=dict(about or {}),
         num_classes=inside.num_classes,
         several_labels=inside.brier is None,
         scores=names,

@@ -41,7 +41,7 @@ def markdown(report: Report, pictures: Mapping[str, str]) -> str:
     """``pictures``: name → file to link to."""
     lines = [f"# Evaluation: {report.title}", ""]
     lines += [f"- **{head}:** {rest}" for head, rest in (line.split(": ", 1) for line in report.summary())]
-    blocks = ["\n".join(lines), _picture("overview", pictures)]
+    blocks = ["\n".join(lines), _measured(report, "`"), _picture("overview", pictures)]
     kind = "several labels a row" if report.several_labels else f"{report.num_classes} classes"
     blocks += [f"## In distribution\n\n{report.id.rows:,} rows, {kind}.", _table(*_quality(report))]
     blocks.append(_picture("reliability", pictures))
@@ -64,7 +64,7 @@ def markdown(report: Report, pictures: Mapping[str, str]) -> str:
 
 def plain_text(report: Report) -> str:
     """At most 80 columns wide."""
-    blocks = [report.title[:WIDTH]]
+    blocks = [report.title[:WIDTH], *([_wrapped(_measured(report))] if report.about else [])]
     blocks.append("\n".join(_wrapped(line) for line in report.summary()))
     blocks.append(_columns(*_quality(report)))
     for name, outside in report.ood.items():
@@ -83,6 +83,12 @@ def _wrapped(line: str) -> str:
     """A number stays with its sign: textwrap does not break at a no-break space."""
     text = line.replace(" %", "\u00a0%").replace(" ± ", "\u00a0±\u00a0")
     return textwrap.fill(text, WIDTH, subsequent_indent="  ").replace("\u00a0", " ")
+
+
+def _measured(report: Report, quote: str = "") -> str:
+    """One line, or nothing where nobody said."""
+    said = (f"{name} {quote}{' '.join(value.split())}{quote}" for name, value in report.about.items())
+    return f"Measured: {', '.join(said)}." if report.about else ""
 
 
 # --- sentences ------------------------------------------------------------------------------------------

@@ -52,6 +52,8 @@ class Report:
     ood: Mapping[str, OutsideSet] = field(default_factory=dict)
     corrupted: Corrupted | None = None
     seconds: float = 0.0
+    about: Mapping[str, str] = field(default_factory=dict)
+    """What was measured on what, by name: the sets, the recipe, versions."""
     rows: Mapping[str, Rows] = field(default_factory=dict, repr=False, compare=False)
     """Values of every row, of "id" and of each "ood NAME"; not in the JSON."""
 
@@ -74,6 +76,7 @@ class Report:
         return _plain(
             {
                 "title": self.title,
+                "about": self.about,
                 "summary": self.summary(),
                 "num_classes": self.num_classes,
                 "labels": "multi-hot" if self.several_labels else "class numbers",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,8 @@ import torch
 
 from hetsngp.data.class_matching import match_classes
 from hetsngp.data.corrupted import CorruptedImages, Mapped
+from hetsngp.data.inputs import is_made
+from hetsngp.data.registry import DATASETS
 from hetsngp.data.sources import has_test
 from hetsngp.evaluation.measuring import evaluate
 from hetsngp.evaluation.reports import Report
@@ -47,11 +50,7 @@ def evaluate_run(
     """
     served = open_run(run, device=device)
     inputs, trained_on = served.inputs, str(served.about.get("data") or "")
-    spec = sets.data or trained_on
-    if not spec:
-        raise ValueError(f"{run} does not say what it was trained on: name the labelled images, --data SET")
-    if sets.data is None and _is_training_data(spec):
-        raise ValueError(f"{spec}, which it was trained on, has no test images: name others, --data SET")
+    spec = sets.data or _own_set(served, run)
     inside = inputs.open(spec, limit=sets.limit)
     outside = {name: inputs.open(other, limit=sets.limit) for name, other in sets.ood.items()}
     damaged = None
@@ -68,22 +67,49 @@ def evaluate_run(
 
     # The images of ImageNet-C are cut already.
     cut = inputs.size[0] if sets.corrupted == "imagenet-c" else None
-    about = f"{inputs.to_dict()} {batch_size} {cut}"
+    prepared = f"{inputs.to_dict()} {batch_size} {cut}"
     return evaluate(
         model,
         loader(inside),
         ood={name: loader(images) for name, images in outside.items()},
-        corrupted=None if damaged is None else Mapped(damaged, lambda i: loader(i, cut), about=about),
+        corrupted=None if damaged is None else Mapped(damaged, lambda i: loader(i, cut), about=prepared),
         out=out,
         title=_title(served, spec),
+        about=_about(served, sets, damaged),
         corrupted_doubt=not quick,
         show=None,
     )
 
 
-def _is_training_data(spec: str) -> bool:
-    """Whether a folder has classes alone, all of which were trained on."""
-    return Path(spec).expanduser().is_dir() and not has_test(spec)
+def _own_set(served: Served, run: str | Path) -> str:
+    """What the run was trained on, if there are test images."""
+    # A path that was given from another folder is still found.
+    spec = str(served.about.get("data_path") or served.about.get("data") or "")
+    if not spec:
+        raise ValueError(f"{run} does not say what it was trained on: name the labelled images, --data SET")
+    if spec.partition(":")[0] in DATASETS:
+        return spec
+    path = Path(spec).expanduser()
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{run} was trained on {spec}, where nothing is any more: name the labelled images, --data SET"
+        )
+    if path.is_dir() and not has_test(path):  # classes alone, all of which were trained on
+        raise ValueError(f"{spec}, which it was trained on, has no test images: name others, --data SET")
+    return spec
+
+
+def _about(served: Served, sets: RunSets, damaged: Mapping[Any, Any] | None) -> dict[str, str]:
+    """What is measured on what."""
+    said = {"recipe": str(served.about.get("recipe") or served.folder.name)}
+    said["data"] = sets.data or str(served.about.get("data"))
+    said |= {f"ood {name}": spec for name, spec in sets.ood.items()}
+    if damaged is not None:
+        whose = "made by hetsngp" if is_made(damaged) else "published files"
+        said["corrupted"] = f"{sets.corrupted} ({whose})"
+    if sets.limit is not None:
+        said["limit"] = f"{sets.limit} images of each set"
+    return {**said, "hetsngp": importlib.import_module("hetsngp").__version__, "torch": torch.__version__}
 
 
 def _check_same_classes(damaged: Mapping[Any, Any], name: str, classes: Sequence[str], spec: str) -> None:

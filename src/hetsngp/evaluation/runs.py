@@ -91,7 +91,7 @@ def _raise_for(run: Run, error: BaseException | None) -> None:
     if isinstance(error, BrokenProcessPool):
         raise RuntimeError(
             "a worker process died, perhaps for want of memory: finished runs are kept, so run the same "
-            "command again with --jobs 1"
+            "command again (hetsngp demo: with --jobs 1)"
         ) from error
     if error is not None:
         raise RuntimeError(f"{run.name} failed: {error}") from error

@@ -208,7 +208,7 @@ class _Work:
     def finish(self) -> Result:
         """The picture, and all of it in words."""
         if self.engine.is_main:
-            files = [*self.result.save(self.out), self.out / f"{self.result.table.name}.png"]
+            files = [*self.result.save(self.out), self.out / f"{self.result.asked.name}.png"]
             draw(self.result, files[-1])
             self.say(str(self.result))
             self.say(f"wrote {', '.join(map(str, files))}")

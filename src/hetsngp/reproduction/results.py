@@ -15,7 +15,7 @@ import torch
 
 from hetsngp.evaluation.store import write_atomically, write_json
 from hetsngp.reproduction.paper import SOURCE, printed
-from hetsngp.reproduction.tables import NO_MATTER, Column, Part, Row, Table
+from hetsngp.reproduction.tables import NO_MATTER, TABLES, Column, Part, Row, Table
 
 # Of a difference between numbers of three digits, so that equal ones are equal.
 ROUNDING = 1e-9
@@ -57,6 +57,25 @@ class Asked:
     changes: tuple[str, ...] = ()
     """Of every recipe."""
 
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """Rows (of the ablations: parts) by the names that ``--methods`` takes; none where it is all."""
+        whole = TABLES[self.table.name]
+        several = len(whole.parts) > 1
+        names = tuple(
+            name
+            for part in self.table.parts
+            for name in (
+                [part.name.removeprefix(f"{whole.name}-")] if several else [r.name for r in part.rows]
+            )
+        )
+        return () if names == whole.choices else names
+
+    @property
+    def name(self) -> str:
+        """Of its files: some rows do not take the place of all."""
+        return "-".join([self.table.name, *(["+".join(self.chosen)] if self.chosen else [])])
+
     def title(self) -> str:
         """With whatever makes it another table than the paper's."""
         ensembles = any(row.members > 1 for part in self.table.parts for row in part.rows)
@@ -66,7 +85,8 @@ class Asked:
             count += f" (the paper: {self.table.seeds})"
         said = [text for text in self.changes if not text.startswith(NO_MATTER)]
         changed = f"; changed: {', '.join(said)}" if said else ""
-        return f"{self.table.title}, {count}{changed}"
+        some = f" ({', '.join(self.chosen)} alone)" if self.chosen else ""
+        return f"{self.table.title}{some}, {count}{changed}"
 
 
 @dataclass(frozen=True)
@@ -120,6 +140,7 @@ class Result:
             "table": self.table.name,
             "title": self.asked.title(),
             "finished": self.is_finished,
+            "methods": list(self.asked.chosen) or None,
             "seeds": list(self.asked.seeds),
             "seeds_of_the_paper": self.table.seeds,
             "changes": list(self.asked.changes),
@@ -141,10 +162,10 @@ class Result:
         return {"title": part.title, "columns": columns, "rows": rows}
 
     def save(self, out: Path) -> list[Path]:
-        """Write ``TABLE.json`` and ``TABLE.md``."""
+        """Write ``NAME.json`` and ``NAME.md``; NAME is the table's, with the rows where they are not all."""
         from hetsngp.reproduction.text import markdown
 
-        files = [out / f"{self.table.name}.json", out / f"{self.table.name}.md"]
+        files = [out / f"{self.asked.name}.json", out / f"{self.asked.name}.md"]
         write_json(files[0], self.to_dict())
         text = markdown(self)
         write_atomically(files[1], lambda file: file.write(text.encode()))

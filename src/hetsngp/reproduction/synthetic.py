@@ -65,7 +65,7 @@ def reproduce_synthetic(
             "seconds": numbers["seconds"],
             "numbers": numbers,
         }
-    files = [*draw_figures(plan, store, results), *result.save(out), out / f"{asked.table.name}.png"]
+    files = [*draw_figures(plan, store, results), *result.save(out), out / f"{asked.name}.png"]
     draw(result, files[-1])
     say(str(result))
     say(f"wrote {', '.join(str(file) for file in files)}")

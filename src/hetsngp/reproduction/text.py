@@ -28,7 +28,7 @@ def plain_text(result: Result) -> str:
 def markdown(result: Result) -> str:
     """The same as a document."""
     table = result.table
-    blocks = [f"# {result.asked.title()}", f"`hetsngp reproduce {table.name}`{_unfinished(result)}"]
+    blocks = [f"# {result.asked.title()}", f"`{_command(result)}`{_unfinished(result)}"]
     for part in table.parts:
         if len(table.parts) > 1:
             blocks.append(f"## {part.title}")
@@ -47,9 +47,14 @@ def markdown(result: Result) -> str:
             if _has_paper(result, part, row):
                 lines.append(f"| | paper | {' | '.join(paper)} |")
         blocks.append("\n".join(lines))
-    blocks.append(f"![{table.title}]({table.name}.png)")
+    blocks.append(f"![{table.title}]({result.asked.name}.png)")
     blocks += [f"*{note}*" for note in (MARKED.format(mark="bold") + PAPER, *result.notes)]
     return "\n\n".join(blocks) + "\n"
+
+
+def _command(result: Result) -> str:
+    chosen = result.asked.chosen
+    return f"hetsngp reproduce {result.table.name}" + (f" --methods {','.join(chosen)}" if chosen else "")
 
 
 def _unfinished(result: Result) -> str:

@@ -16,6 +16,7 @@ import torch
 
 from hetsngp.artifact import load
 from hetsngp.data.inputs import Inputs
+from hetsngp.data.registry import DATASETS
 from hetsngp.ensemble import Ensemble
 from hetsngp.model import Classifier
 from hetsngp.serving.verdicts import Thresholds
@@ -54,7 +55,8 @@ def write_serving(
 ) -> None:
     """Write ``serving.json`` beside the model that :func:`hetsngp.save` put into ``folder``, atomically.
 
-    ``about``: whatever else is worth knowing of the model, as strict JSON.
+    ``about``: whatever else is worth knowing of the model, as strict JSON. Where its "data" is a folder or a
+    file, "data_path" says where that lies, for whoever evaluates the model from another folder.
     """
     content = {
         "format": FORMAT,
@@ -62,7 +64,7 @@ def write_serving(
         "sha256": _weights(Path(folder)),
         "inputs": inputs.to_dict(),
         "thresholds": thresholds.to_dict(),
-        "about": dict(about or {}),
+        "about": {**(about or {}), **_place((about or {}).get("data"))},
     }
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     replace_file(Path(folder) / SERVING, lambda file: file.write_text(text, encoding="utf-8"))
@@ -91,6 +93,13 @@ def open_run(path: str | Path, device: str | torch.device = "cpu") -> Served:
 
 
 # --- pieces ---------------------------------------------------------------------------------------------
+
+
+def _place(data: Any) -> dict[str, str]:
+    if not isinstance(data, str | Path) or str(data).partition(":")[0] in DATASETS:
+        return {}
+    path = Path(data).expanduser()
+    return {"data_path": str(path.absolute())} if path.exists() else {}
 
 
 def _model_folder(path: Path) -> Path:

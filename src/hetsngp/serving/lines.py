@@ -14,6 +14,7 @@ from hetsngp.data.registry import DATASETS
 from hetsngp.serving.bundle import Served
 from hetsngp.serving.predicting import ROWS, Line, image_files, predict_files, predict_set
 from hetsngp.serving.sheet import MOST, check_sheet, draw_lines
+from hetsngp.serving.verdicts import never_said
 
 __all__ = ["Line", "as_json", "as_text", "predict_and_show", "predict_files", "predict_set"]
 
@@ -35,19 +36,26 @@ def predict_and_show(
     """Print a line for each input of ``sources``, as they are predicted.
 
     A source is an image file, a folder of images, or a set: its name (./cifar10 is a folder, cifar10 the set)
-    or a .npz file. ``limit``: at most so many of each set, and of files and folders that follow each other.
-    ``sheet``: a PNG file of the first 64 inputs, written at the end.
+    or a .npz file. ``limit``: at most so many of each set (evenly spread), of each folder (the first by
+    name), and of all files that are named one by one. ``sheet``: a PNG file of the first 64 inputs, written
+    at the end. Words of a verdict that no input gets are said after the lines, on the standard error.
     """
     if sheet is not None:
         check_sheet(sheet)
     parts: list[Iterator[Line]] = []
-    pictures = 0 if sheet is None else MOST
+    pictures, named = 0 if sheet is None else MOST, 0
     # All sources are opened before the first line is printed.
     for is_set, group in groupby(sources, _is_set):
         if is_set:
             parts += [predict_set(served, spec, limit, batch_size, pictures=pictures) for spec in group]
-        else:
-            parts.append(predict_files(served, image_files(group)[:limit], batch_size, pictures=pictures))
+            continue
+        files: list[Path] = []
+        for source in group:
+            alone = not Path(source).is_dir()
+            files += image_files([source])[: _left(limit, named if alone else 0)]
+            named += alone
+        if files:
+            parts.append(predict_files(served, files, batch_size, pictures=pictures))
     kept: list[Line] = []
 
     def shown() -> Iterator[Line]:
@@ -58,6 +66,8 @@ def predict_and_show(
 
     for text in map(_object, shown()) if as_json else as_text(shown(), batch_size):
         print(text, flush=True)
+    for text in never_said(served.thresholds):
+        print(f"note: {text}", file=sys.stderr)
     if sheet is not None:
         draw_lines(kept, [line.pixels for line in kept], sheet)
         print(f"sheet: {sheet}", file=sys.stderr)
@@ -106,6 +116,10 @@ def as_json(line: Line) -> str:
 
 _object = as_json
 """Under a name that the argument of :func:`predict_and_show` does not hide."""
+
+
+def _left(limit: int | None, taken: int) -> int | None:
+    return None if limit is None else max(0, limit - taken)
 
 
 def _is_set(source: str) -> bool:

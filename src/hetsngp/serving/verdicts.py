@@ -157,6 +157,30 @@ def verdicts(prediction: Prediction, thresholds: Thresholds, class_names: Sequen
     return found
 
 
+def never_said(thresholds: Thresholds) -> list[str]:
+    """Which words no input gets, and why; nothing where all three are in use.
+
+    >>> never_said(Thresholds(None, 1.0, right=0.95, share=0.05, held_out=10, accuracy=None, coverage=0.0))
+    ['no image is called confident: that takes 20 held-out images, 95% of them right']
+    """
+    found = []
+    if thresholds.confident is None:
+        right = f"{thresholds.right:.0%}"
+        found.append(
+            f"no image is called confident: that takes {LEAST_ROWS} held-out images, {right} of them right"
+        )
+    if thresholds.unfamiliar is None:
+        # What _quantile needs, turned round; of a share of 0 there are never enough.
+        least = math.ceil(1 / thresholds.share - 1 - 1e-9) if thresholds.share else math.inf
+        if thresholds.held_out >= least:
+            found.append("no image is called unfamiliar: this model cannot tell")
+        elif math.isinf(least):
+            found.append("no image is called unfamiliar: none was to be, by a share of 0")
+        else:
+            found.append(f"no image is called unfamiliar: that takes {least} held-out images")
+    return found
+
+
 def most_probable(probs: Tensor) -> tuple[Tensor, Tensor]:
     """The most and the next probable class of (B, K): (B,), (B,); of equal ones the first."""
     first = probs.argmax(-1)
