@@ -84,7 +84,7 @@ def kill(case: str, folder: Path, updates: int, delay: float | None) -> None:
 
 # Updates on disk, and whether to wait until the next checkpoint is being written, or for a random moment.
 MOMENTS = {
-    "mlp": [(2, "writing"), (5, "at once"), (11, "random"), (20, "random")],  # 5 an epoch, 35 in all
+    "mlp": [(2, "writing"), (5, "at once"), (14, "random")],  # 5 an epoch, 35 in all
     "images": [(4, "random"), (18, "writing")],  # 6 an epoch, 36 in all
     "workers": [(3, "writing"), (20, "random")],  # 10 an epoch, 40 in all
 }
