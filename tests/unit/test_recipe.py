@@ -202,6 +202,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "training.clip": (1,),
     "training.average": (0.9,),
     "training.patience": (5,),
+    "training.best": ("false",),
     "training.bound_every": (1,),
     "hardware.devices": (2, "auto"),
     "hardware.nodes": (2,),
