@@ -6,6 +6,7 @@ import csv
 import io
 import logging
 import math
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -336,3 +337,28 @@ def test_stdout_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not progress.at_a_terminal()
     monkeypatch.setattr("sys.stdout", io.StringIO())
     assert not progress.at_a_terminal()
+
+
+def test_a_writer_that_an_interrupt_has_locked_does_not_hold_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As TensorBoard's is where the interrupt comes in the middle of its queue."""
+    monkeypatch.setattr(logs, "CLOSING_SECONDS", 0.05)
+    locked, closed = threading.Event(), threading.Event()
+
+    class Writer:
+        def close(self) -> None:
+            locked.wait(30)
+            closed.set()
+
+    kept = logs.Logs(Keep(tmp_path, tensorboard=False), 1, show=False, main=True, updates=0)
+    kept.__enter__()
+    kept.writer = Writer()
+    kept.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert not closed.is_set()
+    locked.set()
+    assert closed.wait(10)
+    closed.clear()
+    with kept:
+        kept.writer = Writer()
+    assert closed.is_set()  # where nothing went wrong it is waited for

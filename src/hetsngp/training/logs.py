@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +17,8 @@ from hetsngp.training.plan import Keep
 COLUMNS = ("epoch", "updates", "loss", "held_out", "rate", "seconds", "examples_per_second")
 
 Row = dict[str, float | int | None]
+
+CLOSING_SECONDS = 5.0
 
 
 class Logs:
@@ -39,7 +42,7 @@ class Logs:
     ) -> None:
         self.progress.__exit__(kind, error, trace)
         if self.writer is not None:
-            self.writer.close()
+            _close(self.writer, wait=None if error is None else CLOSING_SECONDS)
 
     def within(self, epoch: int, share: float, updates: int, loss: float, rate: float) -> None:
         """Every so many updates."""
@@ -59,6 +62,18 @@ class Logs:
         if self.writer is not None:
             for name, value in values.items():
                 self.writer.add_scalar(name, value, updates)
+
+
+def _close(writer: Any, wait: float | None) -> None:
+    """An interrupt in the middle of TensorBoard's queue leaves it locked, and its close would never return:
+    after an error it gets ``wait`` seconds, in a thread that ends with the process.
+    """
+    if wait is None:
+        writer.close()
+        return
+    closing = threading.Thread(target=writer.close, daemon=True)
+    closing.start()
+    closing.join(wait)
 
 
 def write_csv(file: Path, rows: list[Row]) -> None:
