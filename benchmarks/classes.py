@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import hetsngp
-from hetsngp.evaluation.store import write_json
+from hetsngp.files import write_json
 
 WIDTH = 768
 HEADS = {

@@ -33,9 +33,9 @@ import torch
 from torch import Tensor, nn
 
 import hetsngp
-from hetsngp.evaluation.store import write_json
+from hetsngp.files import write_json
+from hetsngp.models.methods import METHODS
 from hetsngp.nn.backbones import ResidualMLP, WideResNet
-from hetsngp.recipes import METHODS
 
 ENSEMBLE = "Ensemble (3)"
 MEMBERS = 3

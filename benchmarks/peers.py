@@ -76,7 +76,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hetsngp
-from hetsngp.loop import train
+from hetsngp.fitting.loop import train
 from hetsngp.nn.backbones import ResidualMLP
 
 COUNT, HELD_OUT, TEST, PREDICT, BLOB = 1000, 250, 2000, 10_000, 200

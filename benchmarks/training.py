@@ -25,13 +25,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from hetsngp.data.sources import open_images
-from hetsngp.evaluation.store import write_json
+from hetsngp.files import write_json
 from hetsngp.nn.backbones import WideResNet
 from hetsngp.nn.spectral import bounded_layers, measure_sigma
 from hetsngp.training import Engine, Hardware
 from hetsngp.training.image_data import TaskData, make_loaders
 from hetsngp.training.images import make_model, measure
-from hetsngp.training.recipe import Recipe, read_recipe
+from hetsngp.training.recipes.recipe import Recipe, read_recipe
 
 HELD_OUT = 5000
 STEPS = 60

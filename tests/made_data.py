@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetsngp.data import cifar
-from hetsngp.data.corrupted_files import CLASS_NAMES, FOLDERS
 from hetsngp.data.corruptions import CORRUPTIONS, SEVERITIES
-from hetsngp.data.imagenet21k import LABELS
-from hetsngp.data.noisy_labels import CIFAR10N_KEYS
-from hetsngp.data.places import CATEGORIES, LISTS
-from hetsngp.data.synsets import wnids
+from hetsngp.data.datasets import cifar
+from hetsngp.data.datasets.cifar_c import CLASS_NAMES, FOLDERS
+from hetsngp.data.datasets.human_labels import CIFAR10N_KEYS
+from hetsngp.data.datasets.imagenet21k import LABELS
+from hetsngp.data.datasets.places import CATEGORIES, LISTS
+from hetsngp.data.datasets.synsets import wnids
 
 TEDDY = "n04399382"
 """Of the 1,000 classes the one that is none of the 21,843; it is among ImageNet-A's, not among -R's."""

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from hetsngp.data.corruptions import CORRUPTIONS, SEVERITIES
-from hetsngp.evaluation.store import write_json
-from hetsngp.reproduction.measuring import Candidate, Measuring, value_of
-from hetsngp.reproduction.plots import draw
-from hetsngp.reproduction.reproducing import ask
-from hetsngp.reproduction.results import Result
-from hetsngp.reproduction.runs import runs_of
-from hetsngp.reproduction.sets import Probe, Sets, all_probes
+from hetsngp.files import write_json
+from hetsngp.paper.measurements import Candidate, Measuring, value_of
+from hetsngp.paper.plots import draw
+from hetsngp.paper.reproduction import ask
+from hetsngp.paper.results import Result
+from hetsngp.paper.runs import runs_of
+from hetsngp.paper.sets import Probe, Sets, all_probes
 
 KEPT = ("seconds", "epochs", "epoch", "held_out", "posterior")
 

@@ -17,10 +17,10 @@ from PIL import Image
 from torch import Tensor
 
 from hetsngp.data.corruptions import CONSTANTS, SEVERITIES, corrupt
-from hetsngp.data.files import read_image
-from hetsngp.data.roots import data_root
+from hetsngp.data.datasets.roots import data_root
+from hetsngp.data.images.files import read_image
 from hetsngp.data.sources import open_images
-from hetsngp.evaluation.store import write_json
+from hetsngp.files import write_json
 
 
 def by_pillow(image: Tensor, quality: int) -> Tensor:

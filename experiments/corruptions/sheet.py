@@ -21,8 +21,8 @@ from torch import Tensor
 
 from hetsngp.data.corruptions import CORRUPTIONS, EXTRA, SEVERITIES, corrupt, has_frost, load_frost
 from hetsngp.data.sources import open_images
-from hetsngp.evaluation.plots import new_figure
-from hetsngp.evaluation.store import write_atomically
+from hetsngp.evaluation.figures import new_figure
+from hetsngp.files import write_atomically
 
 SIDES = {"cifar": 32, "imagenet": 224}
 TITLES = {"cifar": "CIFAR-C", "imagenet": "ImageNet-C"}
@@ -71,7 +71,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", default=None, help="a data set of hetsngp.data.registry: its test images")
+    parser.add_argument(
+        "--data", default=None, help="a data set of hetsngp.data.datasets.registry: its test images"
+    )
     parser.add_argument("--number", type=int, default=0, help="of the image in that set")
     parser.add_argument(
         "--size", type=int, default=None, help="pixels, where the set has files of many sizes"

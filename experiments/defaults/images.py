@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 import hetsngp
 from hetsngp.nn.backbones.wide_resnet import WideResNet
-from hetsngp.nn.inputs import widen_inputs
 from hetsngp.nn.latent import RandomFeatureGP
+from hetsngp.nn.multi_input import widen_inputs
 from hetsngp.nn.posteriors import POSTERIOR_TYPES
 
 # Normalisations are compared without a spectral bound, which costs a third of a step; bounds then among them.

@@ -27,10 +27,10 @@ from typing import Any
 import torch
 
 import hetsngp
-import hetsngp.evaluation.synthetic as synthetic
 import hetsngp.nn.dirichlet as dirichlet_head
-from hetsngp.evaluation.store import write_json
-from hetsngp.loop import train
+import hetsngp.paper.synthetic.experiment as synthetic
+from hetsngp.files import write_json
+from hetsngp.fitting.loop import train
 from hetsngp.nn.backbones import ResidualMLP
 
 Options = tuple[tuple[str, Any], ...]

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import hetsngp
-from hetsngp.loop import train
+from hetsngp.fitting.loop import train
 from hetsngp.nn.backbones import ResidualMLP
 from hetsngp.nn.posteriors import POSTERIOR_TYPES
 

@@ -79,7 +79,9 @@ def flip(y: Any, share: float, seed: int) -> Any:
 @contextlib.contextmanager
 def idea(name: str) -> Iterator[None]:
     """Replace one rule of the library by another."""
-    from hetsngp import calibration, fitting, loop
+    from hetsngp.fitting import loop
+    from hetsngp.fitting import tables as fitting
+    from hetsngp.posterior import calibration
 
     def all_epochs(models: Any, loaders: Any, validation: Any, schedule: Any, **options: Any) -> Any:
         for model, loader, generator in zip(models, loaders, options["generators"], strict=True):

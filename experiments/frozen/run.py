@@ -39,9 +39,10 @@ import torch.nn.functional as F
 from PIL import Image
 
 import hetsngp
-from hetsngp import frozen, metrics
-from hetsngp.features import FeatureSet
-from hetsngp.frozen import TOLERANCE
+from hetsngp import metrics
+from hetsngp.frozen import head as frozen
+from hetsngp.frozen.features import FeatureSet
+from hetsngp.frozen.head import TOLERANCE
 from hetsngp.nn import latent
 from hetsngp.nn.inducing import LENGTH_RATIO
 from hetsngp.types import Prediction

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import hetsngp
-from hetsngp.features import FeatureSet
+from hetsngp.frozen.features import FeatureSet
 from hetsngp.nn.latent import RandomFeatureGP
 
 NEIGHBOURS = 50

@@ -27,20 +27,20 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hetsngp
 from hetsngp import metrics
-from hetsngp.data.device_loader import DeviceLoader
-from hetsngp.data.roots import data_root
+from hetsngp.data.datasets.roots import data_root
+from hetsngp.data.datasets.synthetic import make_task
+from hetsngp.data.images.device_loader import DeviceLoader
 from hetsngp.data.sources import open_images
-from hetsngp.data.synthetic import make_task
-from hetsngp.evaluation.store import write_json
-from hetsngp.evaluation.synthetic import RECIPES
-from hetsngp.features import FeatureSet
-from hetsngp.loop import train as fit
+from hetsngp.files import write_json
+from hetsngp.fitting.loop import train as fit
+from hetsngp.frozen.features import FeatureSet
 from hetsngp.nn.backbones import ResidualMLP
 from hetsngp.nn.extractor import Features
+from hetsngp.paper.synthetic.experiment import RECIPES
 from hetsngp.training import Engine, Hardware
 from hetsngp.training.image_data import make_loaders, open_task
 from hetsngp.training.images import make_model
-from hetsngp.training.recipe import read_recipe
+from hetsngp.training.recipes.recipe import read_recipe
 
 HERE = Path(__file__).parent
 ROLES = {"choose": ("cifar10", "cifar100", (100, 101)), "confirm": ("cifar100", "cifar10", (0, 1, 2))}

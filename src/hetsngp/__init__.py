@@ -2,15 +2,15 @@
 
 from typing import TYPE_CHECKING, Any
 
-from hetsngp.artifact import ArtifactError, load, save
-from hetsngp.conversion import Conversion, convert
-from hetsngp.ensemble import Ensemble
-from hetsngp.features import FeatureSet, extract_features, forget_features
-from hetsngp.frozen import fit_head
-from hetsngp.model import Classifier
-from hetsngp.multi_input import MultiInput
-from hetsngp.posterior import PosteriorReport, fit_posterior
-from hetsngp.recipes import build, build_ensemble
+from hetsngp.conversion.conversion import Conversion, convert
+from hetsngp.frozen.features import FeatureSet, extract_features, forget_features
+from hetsngp.frozen.head import fit_head
+from hetsngp.io.artifact import ArtifactError, load, save
+from hetsngp.models.classifier import Classifier
+from hetsngp.models.ensemble import Ensemble
+from hetsngp.models.methods import build, build_ensemble
+from hetsngp.models.multi_input import MultiInput
+from hetsngp.posterior.fit import PosteriorReport, fit_posterior
 from hetsngp.types import LatentNormal, Prediction, UtilityNormal
 from hetsngp.validation import PosteriorNotFittedError
 

@@ -1,4 +1,4 @@
-"""One contract for every method of ``hetsngp.recipes.METHODS``; a new method joins by being in that table."""
+"""One contract for every method of ``hetsngp.models.methods.METHODS``; a new method joins by being in that table."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ import hetsngp
 from hetsngp.functional.laplace import POSTERIORS
 from hetsngp.functional.link import sigmoid_log_probs, softmax_log_probs
 from hetsngp.functional.noise import NOISES
+from hetsngp.models.methods import METHODS
 from hetsngp.nn.dirichlet import LOG_UNIT, DirichletHead
 from hetsngp.nn.gaussian import GaussianHead
-from hetsngp.recipes import METHODS
 
 DOUBTS = (
     "total_uncertainty",

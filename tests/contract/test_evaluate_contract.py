@@ -13,8 +13,8 @@ from tests.contract.toy import GP, LINKED, MIXTURES
 
 import hetsngp
 from hetsngp import metrics
-from hetsngp.evaluation import reports
-from hetsngp.recipes import METHODS
+from hetsngp.evaluation import report as reports
+from hetsngp.models.methods import METHODS
 
 every_method = pytest.mark.parametrize("method", METHODS)
 FAR = 40.0

@@ -15,7 +15,7 @@ from torch import Tensor
 import hetsngp
 from hetsngp.functional import noise as noise_functions
 from hetsngp.functional.noise import NOISES
-from hetsngp.recipes import METHODS
+from hetsngp.models.methods import METHODS
 
 KINDS = ("kronecker", "exact", "shared", "momentum")
 # Each posterior with the default noise, each noise with the default posterior.

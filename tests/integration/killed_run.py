@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 import hetsngp
-from hetsngp.data.device_loader import Augmentation, DeviceLoader
-from hetsngp.data.images import ImageArrays
+from hetsngp.data.images.arrays import ImageArrays
+from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
 from hetsngp.nn.backbones import ResidualMLP, WideResNet
 from hetsngp.training import Engine, Hardware, Keep, Plan, Schedule, Trained
 

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import hetsngp
-from hetsngp.data.device_loader import Augmentation, DeviceLoader
-from hetsngp.data.images import ImageArrays
+from hetsngp.data.images.arrays import ImageArrays
+from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
 from hetsngp.training import Engine, Hardware, Keep, Plan, Schedule, Trained, hardware
 from hetsngp.training.gradients import FabricGradients
 

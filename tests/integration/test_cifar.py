@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import hetsngp
-from hetsngp.data.device_loader import Augmentation, DeviceLoader
+from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
 from hetsngp.data.sources import open_images
 from hetsngp.metrics import accuracy, nll
 from hetsngp.nn.backbones import WideResNet

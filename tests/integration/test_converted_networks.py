@@ -561,7 +561,7 @@ def test_loaders_of_dicts_train_and_fit_as_pairs_do(label: str) -> None:
     for loader in (pairs, dicts):
         model = converted("bert")
         model.dataset_size = None
-        hetsngp.loop.train(
+        hetsngp.fitting.loop.train(
             model, loader, epochs=2, generator=torch.Generator().manual_seed(0), validation=loader
         )
         report = hetsngp.fit_posterior(model, loader)
@@ -577,7 +577,7 @@ def test_batch_encodings_train_too() -> None:
     transformers = pytest.importorskip("transformers")
     model = converted("bert")
     batch = transformers.BatchEncoding({**tokens(), "labels": Y})
-    hetsngp.loop.train(model, [batch], epochs=1)
+    hetsngp.fitting.loop.train(model, [batch], epochs=1)
     assert hetsngp.fit_posterior(model, [batch]).count == BATCH
 
 
@@ -585,7 +585,7 @@ def test_dicts_without_labels_are_answered_with_what_is_missing() -> None:
     model = converted("bert")
     message = r"loader yields a dict with 'input_ids', 'attention_mask' and no 'labels'"
     with pytest.raises(TypeError, match=message):
-        hetsngp.loop.train(model, [tokens()], epochs=1)
+        hetsngp.fitting.loop.train(model, [tokens()], epochs=1)
     with pytest.raises(TypeError, match=message):
         hetsngp.fit_posterior(model, [tokens()])
 
@@ -596,7 +596,7 @@ def test_several_labels_an_example_have_the_sigmoid_link() -> None:
     assert model.head.sigmoid
     assert model.config["options"]["link"] == "sigmoid"
     y = F.one_hot(Y, CLASSES).float()
-    hetsngp.loop.train(model, [{**tokens(), "labels": y}], epochs=1)
+    hetsngp.fitting.loop.train(model, [{**tokens(), "labels": y}], epochs=1)
     hetsngp.fit_posterior(model, [{**tokens(), "labels": y}])
     assert model.predict(tokens()).probs.shape == (BATCH, CLASSES)
     asked = hetsngp.convert(net, link="softmax", **toy.TINY)

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import hetsngp
-from hetsngp.data.device_loader import Augmentation, DeviceLoader
-from hetsngp.data.images import ImageArrays
+from hetsngp.data.images.arrays import ImageArrays
+from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
 from hetsngp.functional.points import PartGenerator
 from hetsngp.nn.backbones import WideResNet
-from hetsngp.nn.held import hold_bounds, refresh_bounds
+from hetsngp.nn.spectral_cache import hold_bounds, refresh_bounds
 from hetsngp.training import Engine, Hardware, Keep, Plan, Schedule
 from hetsngp.training.bounds import BoundRefresh
 from hetsngp.training.feeds import Feed

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hetsngp.reproduction import TABLES, Result, plan_of, reproduce
 from PIL import Image
 from tests.made_data import Made, made_data
 from torch import Tensor
@@ -27,13 +28,12 @@ from typer.testing import CliRunner
 import hetsngp
 from hetsngp import reproduction
 from hetsngp.cli import make_app
-from hetsngp.data import cifar
-from hetsngp.data.synsets import wnids
-from hetsngp.data.synthetic import Points, SyntheticTask, make_task
-from hetsngp.evaluation import runs as demo_runs
-from hetsngp.evaluation import synthetic
-from hetsngp.evaluation.synthetic import RECIPES, Recipe
-from hetsngp.reproduction import TABLES, Result, plan_of, reproduce
+from hetsngp.data.datasets import cifar
+from hetsngp.data.datasets.synsets import wnids
+from hetsngp.data.datasets.synthetic import Points, SyntheticTask, make_task
+from hetsngp.paper.synthetic import experiment as synthetic
+from hetsngp.paper.synthetic import processes as demo_runs
+from hetsngp.paper.synthetic.experiment import RECIPES, Recipe
 from hetsngp.training import images as training
 
 # The real recipes, on a network, images and a time that a CPU can spare. Integration points are few where the

@@ -21,10 +21,10 @@ from tests.integration.killed_run import build, found, rows_of, without_times
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler, default_collate
 
-from hetsngp.data.device_loader import DeviceLoader
+from hetsngp.data.images.device_loader import DeviceLoader
+from hetsngp.models.methods import METHODS
 from hetsngp.nn.backbones import ResidualMLP
 from hetsngp.nn.linear import seeded_linear
-from hetsngp.recipes import METHODS
 from hetsngp.training import Engine, Hardware, Keep, Plan, Schedule, Trained, run
 
 pytest.importorskip("lightning")

@@ -9,9 +9,9 @@ from tests.contract import toy
 from torch.utils.data import DataLoader, TensorDataset
 
 import hetsngp
-from hetsngp.loop import train
+from hetsngp.fitting.loop import train
+from hetsngp.models.methods import METHODS
 from hetsngp.nn.backbones import ResidualMLP
-from hetsngp.recipes import METHODS
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 

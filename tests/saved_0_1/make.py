@@ -59,7 +59,9 @@ def keep(model, folder: Path, inputs) -> None:
     pred = loaded.predict(inputs)
     given = inputs if isinstance(inputs, dict) else {"x": inputs}
     tensors = {f"input.{name}": t for name, t in given.items()}
-    save_file(tensors | {name: getattr(pred, name).clone() for name in FIELDS}, folder / "expected.safetensors")
+    save_file(
+        tensors | {name: getattr(pred, name).clone() for name in FIELDS}, folder / "expected.safetensors"
+    )
 
 
 def own_network() -> nn.Module:
@@ -75,10 +77,11 @@ def bert() -> nn.Module:
 
 def run_folder(out: Path) -> None:
     """A finished run of ``hetsngp train``, and one that was killed after its first epoch."""
+    from hetsngp.training.recipe import read_recipe
+
     from hetsngp.training import Engine, Hardware, Keep
     from hetsngp.training.gradients import FabricGradients
     from hetsngp.training.images import train_images
-    from hetsngp.training.recipe import read_recipe
 
     os.chdir(out)
     rng = np.random.default_rng(0)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetsngp.data import cifar
+from hetsngp.data.datasets import cifar
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -24,9 +24,10 @@ from tests.contract.toy import same_bits
 from torch import Tensor, nn
 
 import hetsngp
-from hetsngp import ArtifactError, storage
+from hetsngp import ArtifactError
+from hetsngp.io import storage
+from hetsngp.models.methods import METHODS
 from hetsngp.nn.backbones import WideResNet
-from hetsngp.recipes import METHODS
 
 X = toy.blobs(3)[0]
 

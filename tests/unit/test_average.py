@@ -13,8 +13,8 @@ from tests.contract import toy
 from tests.contract.toy import same_weights, weights
 from torch import Tensor, nn
 
+from hetsngp.models.methods import METHODS
 from hetsngp.nn.spectral import BoundedLinear
-from hetsngp.recipes import METHODS
 from hetsngp.training import Engine, Hardware, Plan, Schedule
 from hetsngp.training.average import Average
 

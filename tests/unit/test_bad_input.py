@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import hetsngp
-from hetsngp import loop
-from hetsngp.recipes import METHODS
+from hetsngp.fitting import loop
+from hetsngp.models.methods import METHODS
 from hetsngp.validation import check_class_labels, check_inputs, check_multi_hot
 
 NAN, INF = math.nan, math.inf

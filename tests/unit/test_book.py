@@ -12,7 +12,7 @@ import torch
 
 from hetsngp.nn.backbones import WideResNet
 from hetsngp.training.images import WIDE_RESNET, make_model
-from hetsngp.training.recipe import Recipe, book_names, read_recipe, recipe_file
+from hetsngp.training.recipes.recipe import Recipe, book_names, read_recipe, recipe_file
 
 NAMES = book_names()
 PAPER = json.loads(files("hetsngp.reproduction").joinpath("paper.json").read_text(encoding="utf-8"))

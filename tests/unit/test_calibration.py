@@ -17,10 +17,10 @@ from tests.contract import toy
 from torch import Tensor
 
 import hetsngp
-from hetsngp.calibration import HeldOut, best_temperature
-from hetsngp.crossfit import cross_fit_posterior
+from hetsngp.models.methods import METHODS
 from hetsngp.nn.gaussian import GaussianHead
-from hetsngp.recipes import METHODS
+from hetsngp.posterior.calibration import HeldOut, best_temperature
+from hetsngp.posterior.cross_fitting import cross_fit_posterior
 
 TRAIN = toy.blobs(3, flip=0.3, seed=0)
 HELD_OUT = toy.blobs(3, 20, flip=0.3, seed=1)
@@ -287,7 +287,7 @@ def test_of_several_minima_the_lowest_is_found(wells: Any, monkeypatch: pytest.M
         t = float(temperature.log())
         return torch.full((60,), 10 * min((t - deep) ** 2, (t - shallow) ** 2 + 0.05))
 
-    monkeypatch.setattr("hetsngp.calibration.pooled_nll", two_wells)
+    monkeypatch.setattr("hetsngp.posterior.calibration.pooled_nll", two_wells)
     pair = (toy.build("sngp", 3), HeldOut(*HELD_OUT))
     assert float(best_temperature([pair]).log()) == pytest.approx(deep, abs=0.03)
 
@@ -510,7 +510,7 @@ def test_the_batches_of_the_loaders_do_not_matter() -> None:
 
 def test_held_out_data_in_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     _, whole = fitted("sngp")
-    monkeypatch.setattr("hetsngp.calibration.CALIBRATION_ROWS", 7)
+    monkeypatch.setattr("hetsngp.posterior.calibration.CALIBRATION_ROWS", 7)
     _, parts = fitted("sngp")
     assert parts.scale == whole.scale
     assert parts.temperature == pytest.approx(whole.temperature, rel=1e-6)

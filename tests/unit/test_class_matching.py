@@ -5,8 +5,8 @@ from importlib.util import find_spec
 import pytest
 
 from hetsngp.data.class_matching import match_classes
-from hetsngp.data.corrupted_files import CLASS_NAMES
-from hetsngp.data.synsets import class_names, wnids
+from hetsngp.data.datasets.cifar_c import CLASS_NAMES
+from hetsngp.data.datasets.synsets import class_names, wnids
 
 needs_lists = pytest.mark.skipif(find_spec("timm") is None, reason="the class lists come with timm")
 

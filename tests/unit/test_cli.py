@@ -25,13 +25,14 @@ from typer.testing import CliRunner
 import hetsngp
 from hetsngp import cli
 from hetsngp.cli import demo_command, train_command
-from hetsngp.data.registry import DATASETS
-from hetsngp.data.synthetic import Points, SyntheticTask, make_task
-from hetsngp.evaluation import synthetic
-from hetsngp.evaluation.synthetic import RECIPES, Recipe
-from hetsngp.training import Engine, recipe
+from hetsngp.data.datasets.registry import DATASETS
+from hetsngp.data.datasets.synthetic import Points, SyntheticTask, make_task
+from hetsngp.paper.synthetic import experiment as synthetic
+from hetsngp.paper.synthetic.experiment import RECIPES, Recipe
+from hetsngp.training import Engine
 from hetsngp.training.images import finished
-from hetsngp.training.recipe import book_names, read_recipe, recipe_file
+from hetsngp.training.recipes import recipe
+from hetsngp.training.recipes.recipe import book_names, read_recipe, recipe_file
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -163,12 +164,12 @@ def test_errors_of_our_own_show_where_they_came_from(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("command", "inside", "goes_on"),
     [
-        (["train", "cifar10"], "hetsngp.training.recipe.read_recipe", True),
+        (["train", "cifar10"], "hetsngp.training.recipes.recipe.read_recipe", True),
         (["evaluate", "runs/a"], "hetsngp.cli.devices.find_device", True),
         (["reproduce", "cifar100"], "hetsngp.reproduction.reproduce", True),
-        (["demo", "--out", "demo"], "hetsngp.evaluation.demo.run_demo", True),
+        (["demo", "--out", "demo"], "hetsngp.paper.synthetic.demo.run_demo", True),
         (["predict", "runs/a", "b.jpg"], "hetsngp.cli.devices.find_device", False),
-        (["data"], "hetsngp.data.registry.describe", False),
+        (["data"], "hetsngp.data.datasets.registry.describe", False),
     ],
 )
 def test_who_presses_ctrl_c_hears_whether_the_command_goes_on(
@@ -259,7 +260,7 @@ def test_a_missing_package_names_the_extra(
 def test_the_cli_imports_without_its_packages(tmp_path: Path) -> None:
     """Else the message about them could not be given."""
     hide = f"import sys; sys.modules.update(dict.fromkeys({cli.NEEDS!r})); "
-    code = hide + "import hetsngp.cli, hetsngp.evaluation.demo"
+    code = hide + "import hetsngp.cli, hetsngp.paper.synthetic.demo"
     env = {**os.environ, "PYTHONPATH": str(SRC)}
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, check=True)
 

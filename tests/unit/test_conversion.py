@@ -20,11 +20,11 @@ from tests.contract.toy import same_bits
 from torch import Tensor, nn
 
 import hetsngp
-from hetsngp.conversion import convert
+from hetsngp.conversion.conversion import convert
+from hetsngp.conversion.tracing import ClassifierNotFoundError, find_last_layer
+from hetsngp.models.methods import METHODS
 from hetsngp.nn.extractor import Extractor
 from hetsngp.nn.spectral import BoundedConv2d, BoundedLinear
-from hetsngp.recipes import METHODS
-from hetsngp.tracing import ClassifierNotFoundError, find_last_layer
 
 BOUNDED = (BoundedLinear, BoundedConv2d)
 IMAGES = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -866,7 +866,7 @@ net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Adaptiv
                     nn.Linear(8, 3))
 x, y = torch.randn(6, 3, 8, 8), torch.arange(6) % 3
 model = hetsngp.convert(net, example_input=x, random_features=32)
-hetsngp.loop.train(model, [(x, y)], epochs=1)
+hetsngp.fitting.loop.train(model, [(x, y)], epochs=1)
 hetsngp.fit_posterior(model, [(x, y)])
 assert model.predict(x).probs.shape == (6, 3)
 print(sorted(name for name in ("timm", "torchvision", "transformers") if sys.modules.get(name) is not None))

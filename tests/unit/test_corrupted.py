@@ -28,13 +28,13 @@ import hetsngp
 from hetsngp import metrics
 from hetsngp.data import corrupted
 from hetsngp.data.corrupted import CorruptedImages, Mapped, corrupted_images, open_corrupted
-from hetsngp.data.corrupted_files import CorruptedFiles
 from hetsngp.data.corruptions import SEVERITIES, corrupt, load_frost
-from hetsngp.data.device_loader import DeviceLoader
-from hetsngp.data.images import ImageArrays
+from hetsngp.data.datasets.cifar_c import CorruptedFiles
+from hetsngp.data.images.arrays import ImageArrays
+from hetsngp.data.images.device_loader import DeviceLoader
 from hetsngp.data.sources import open_images
 from hetsngp.evaluation import evaluate
-from hetsngp.loop import train
+from hetsngp.fitting.loop import train
 
 # As in the tables of Hendrycks & Dietterich (2019).
 FIFTEEN = [

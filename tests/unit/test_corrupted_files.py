@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from tests.unit.small_sets import random_bytes, write_cifar_c
 
-from hetsngp.data.cifar import load_cifar
-from hetsngp.data.corrupted_files import CLASS_NAMES, open_cifar_c
 from hetsngp.data.corruptions import CORRUPTIONS
-from hetsngp.data.registry import DATASETS, open_data
+from hetsngp.data.datasets.cifar import load_cifar
+from hetsngp.data.datasets.cifar_c import CLASS_NAMES, open_cifar_c
+from hetsngp.data.datasets.registry import DATASETS, open_data
 from hetsngp.data.sources import open_images
 
 ALL = [*CORRUPTIONS, "speckle_noise", "gaussian_blur"]

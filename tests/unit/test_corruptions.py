@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from hetsngp.data.cifar import load_cifar
 from hetsngp.data.corruptions import (
     CORRUPTIONS,
     EXTRA,
@@ -26,6 +25,7 @@ from hetsngp.data.corruptions import (
     load_frost,
     prepared_frost,
 )
+from hetsngp.data.datasets.cifar import load_cifar
 
 ndimage = pytest.importorskip("scipy.ndimage")
 Image = pytest.importorskip("PIL.Image")

@@ -18,8 +18,8 @@ from tests.contract import toy
 from torch import Tensor
 
 import hetsngp
-from hetsngp.crossfit import cross_fit_posterior
-from hetsngp.recipes import METHODS
+from hetsngp.models.methods import METHODS
+from hetsngp.posterior.cross_fitting import cross_fit_posterior
 
 # A mixture's held-out NLL has its oracle in test_calibration; pooling does not look at it.
 GP = tuple(method for method in toy.GP if method not in toy.MIXTURES)
@@ -297,7 +297,7 @@ def test_if_one_step_fails_all_models_are_as_they_were(
         loaders[where] = breaking(loaders[where])
     else:
         name = "largest_good_scale" if where == "scale" else "pooled_nll"
-        real, calls = getattr(hetsngp.calibration, name), []
+        real, calls = getattr(hetsngp.posterior.calibration, name), []
 
         def fails(*args: Any, posterior: bool = True) -> Any:
             calls.append(posterior)
@@ -305,7 +305,7 @@ def test_if_one_step_fails_all_models_are_as_they_were(
                 raise OSError("the disk is gone")
             return real(*args, posterior=posterior)
 
-        monkeypatch.setattr(hetsngp.calibration, name, fails)
+        monkeypatch.setattr(hetsngp.posterior.calibration, name, fails)
     with pytest.raises(OSError, match="the disk is gone"):
         cross_fit_posterior(
             model,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hetsngp.data.registry import DATASETS
+from hetsngp.data.datasets.registry import DATASETS
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.unit.small_sets import random_bytes, write_image
 
-from hetsngp.data.decoding import (
+from hetsngp.data.images.decoding import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     Decoder,
@@ -21,8 +21,8 @@ from hetsngp.data.decoding import (
     random_part,
     worker_count,
 )
-from hetsngp.data.files import ImageFiles
-from hetsngp.data.multi_label import MultiLabelFiles
+from hetsngp.data.images.files import ImageFiles
+from hetsngp.data.images.multi_label import MultiLabelFiles
 
 Image = pytest.importorskip("PIL.Image")
 AS_IT_IS: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}

@@ -16,14 +16,18 @@ from matplotlib import image
 from rich.console import Console
 from scipy.stats import sem
 
-import hetsngp.loop
-from hetsngp.data.synthetic import Points, SyntheticTask, compass, make_task
-from hetsngp.evaluation import plots, runs, store, synthetic
-from hetsngp.evaluation.demo import Plan, run_demo
-from hetsngp.evaluation.store import Store, code_hash, write_atomically
-from hetsngp.evaluation.synthetic import PAPER, RECIPES, Recipe, Run, measure, train_and_measure
-from hetsngp.evaluation.tables import summarise, table
-from hetsngp.recipes import METHODS
+import hetsngp.fitting.loop
+from hetsngp.data.datasets.synthetic import Points, SyntheticTask, compass, make_task
+from hetsngp.evaluation.cache import code_hash
+from hetsngp.files import write_atomically
+from hetsngp.models.methods import METHODS
+from hetsngp.paper.synthetic import experiment as synthetic
+from hetsngp.paper.synthetic import plots, store
+from hetsngp.paper.synthetic import processes as runs
+from hetsngp.paper.synthetic.demo import Plan, run_demo
+from hetsngp.paper.synthetic.experiment import PAPER, RECIPES, Recipe, Run, measure, train_and_measure
+from hetsngp.paper.synthetic.store import Store
+from hetsngp.paper.synthetic.summary import summarise, table
 from hetsngp.types import Prediction
 
 TINY = Recipe(width=16, depth=1, epochs=2, random_features=32, rank=2)
@@ -128,7 +132,7 @@ def test_a_run_is_the_librarys_own_road(monkeypatch: pytest.MonkeyPatch) -> None
 
     def train(model: Any, loader: Any, **options: Any) -> Any:
         seen["trained"] = loader.dataset.tensors
-        return hetsngp.loop.train(model, loader, **options)
+        return hetsngp.fitting.loop.train(model, loader, **options)
 
     monkeypatch.setattr(synthetic, "fit_posterior", fit)
     monkeypatch.setattr(synthetic, "train", train)

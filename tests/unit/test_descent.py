@@ -14,8 +14,9 @@ from tests.contract.toy import frozen
 from torch import Tensor
 
 import hetsngp
-from hetsngp import descent, fit_head
-from hetsngp.loop import EpochResult, mean_nll, train
+from hetsngp import fit_head
+from hetsngp.fitting import lbfgs as descent
+from hetsngp.fitting.loop import EpochResult, mean_nll, train
 
 X, Y = toy.blobs(3, 60, flip=0.2)
 X2, Y2 = toy.blobs(3, 40, flip=0.2, seed=1)
@@ -183,7 +184,7 @@ def test_fit_head_brings_a_gp_to_the_mode(calibration: Any) -> None:
 
 @pytest.mark.parametrize("given", [{"epochs": 3}, {"lr": 1e-3}, {"batch_size": 64}])
 def test_what_is_said_of_adam_means_adam(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetsngp.fitting.descend", pytest.fail)
+    monkeypatch.setattr("hetsngp.fitting.tables.descend", pytest.fail)
     fit_head(frozen(), [(X, Y)], [(X2, Y2)], **given)
 
 
@@ -191,8 +192,8 @@ def test_what_is_said_of_adam_means_adam(given: dict[str, Any], monkeypatch: pyt
 def test_what_has_no_such_mode_is_trained_by_steps(
     method: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetsngp.fitting.descend", pytest.fail)
-    monkeypatch.setattr("hetsngp.frozen.STEPS", 1)
+    monkeypatch.setattr("hetsngp.fitting.tables.descend", pytest.fail)
+    monkeypatch.setattr("hetsngp.frozen.head.STEPS", 1)
     fit_head(frozen(), [(X, Y)], [(X2, Y2)], method=method, **more)
 
 

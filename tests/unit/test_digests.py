@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 
-from hetsngp.evaluation.digests import Digest, Unseen
+from hetsngp.evaluation.fingerprints import Digest, Unseen
 
 
 def digest(value: Any) -> str:
@@ -152,7 +152,7 @@ def test_what_cannot_be_seen_into_is_not_equal_to_another(tmp_path: Path) -> Non
 def test_another_process_finds_the_same() -> None:
     """Sets and hashes have another order there."""
     code = (
-        "import torch, functools; from hetsngp.evaluation.digests import Digest\n"
+        "import torch, functools; from hetsngp.evaluation.fingerprints import Digest\n"
         "def f(v): return v in {'a', 'b', 'c', 'd'}\n"
         "net = torch.nn.Sequential(torch.nn.LeakyReLU(0.3))\n"
         "print(Digest().of([{'a', 'b', 'c'}, f, net, functools.partial(f, 1), torch.float16]))"

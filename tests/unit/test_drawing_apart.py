@@ -18,9 +18,9 @@ pytest.importorskip("lightning", reason="pip install 'hetsngp[train]'")
 from lightning.fabric.utilities.data import _update_dataloader
 from lightning.fabric.wrappers import _FabricDataLoader
 
-from hetsngp.data.decoding import loader_from_disk
+from hetsngp.data.images.decoding import loader_from_disk
+from hetsngp.training.checkpointing.randomness import own_randomness
 from hetsngp.training.feeds import Feed
-from hetsngp.training.randomness import own_randomness
 
 COUNT, WORLD = 8, 2
 

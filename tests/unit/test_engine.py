@@ -32,10 +32,10 @@ from torch.utils.data import (
 pytest.importorskip("lightning", reason="pip install 'hetsngp[train]'")
 
 import hetsngp
-from hetsngp.data.device_loader import Augmentation, DeviceLoader
-from hetsngp.data.images import ImageArrays
-from hetsngp.loop import follow, train
-from hetsngp.recipes import METHODS
+from hetsngp.data.images.arrays import ImageArrays
+from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
+from hetsngp.fitting.loop import follow, train
+from hetsngp.models.methods import METHODS
 from hetsngp.training import Engine, Hardware, Keep, Plan, Schedule, hardware
 from hetsngp.training.average import Average
 from hetsngp.training.feeds import Feed, share_of
@@ -502,7 +502,7 @@ def test_bad_batches_are_told_before_they_reach_the_device(
     )
     good = {"input": 1}.get(kind, 0)  # batches before the bad one
     monkeypatch.setattr(
-        "hetsngp.loop.Place.add", lambda self, loss, rows: setattr(self, "batches", self.batches + 1)
+        "hetsngp.fitting.loop.Place.add", lambda self, loss, rows: setattr(self, "batches", self.batches + 1)
     )
     monkeypatch.setattr("hetsngp.training.gradients.FabricGradients.step", lambda self: None)
     loader = DataLoader(TensorDataset(*tensors), 10)

@@ -23,12 +23,13 @@ from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import hetsngp
-from hetsngp import HetSNGPClassifier, table
-from hetsngp.fitting import GP_LEARNING_RATE
-from hetsngp.loop import EpochResult, Schedule
-from hetsngp.options import Options
-from hetsngp.progress import Progress
-from hetsngp.recipes import METHODS
+from hetsngp import HetSNGPClassifier
+from hetsngp.fitting import table
+from hetsngp.fitting.loop import EpochResult, Schedule
+from hetsngp.fitting.progress import Progress
+from hetsngp.fitting.tables import GP_LEARNING_RATE
+from hetsngp.models.methods import METHODS
+from hetsngp.models.options import Options
 from hetsngp.types import Prediction
 
 FIELDS = [f.name for f in dataclasses.fields(Prediction)]
@@ -337,9 +338,9 @@ class Spy:
         self.folds: list[tuple[Any, ...]] = []
         self.fold_options: dict[str, Any] = {}
         self.found: list[EpochResult] = []
-        self.follow, self.train_folds = hetsngp.loop.follow, hetsngp.loop.train_folds
-        monkeypatch.setattr("hetsngp.fitting.follow", self)
-        monkeypatch.setattr("hetsngp.fitting.train_folds", self.of_folds)
+        self.follow, self.train_folds = hetsngp.fitting.loop.follow, hetsngp.fitting.loop.train_folds
+        monkeypatch.setattr("hetsngp.fitting.tables.follow", self)
+        monkeypatch.setattr("hetsngp.fitting.tables.train_folds", self.of_folds)
 
     def __call__(self, model: Any, loader: Any, schedule: Schedule, **options: Any) -> Any:
         self.rows.append(rows_in(loader))
@@ -398,7 +399,7 @@ def test_small_tables_are_stopped_and_calibrated_in_folds(monkeypatch: pytest.Mo
     def until_best(model: Any, loader: Any, schedule: Schedule, **given: Any) -> Any:
         return spy.follow(model, loader, dataclasses.replace(schedule, stop_after=spy.best), **given)
 
-    monkeypatch.setattr("hetsngp.fitting.follow", until_best)
+    monkeypatch.setattr("hetsngp.fitting.tables.follow", until_best)
     without = plain(epochs=12).fit(X, y, sample_weight=weight)
     assert without.report_.held_out == 0
     for (name, a), b in zip(clf.model_.named_parameters(), without.model_.parameters(), strict=True):
@@ -532,7 +533,7 @@ def test_an_interrupted_fit_changes_nothing(where: str, monkeypatch: pytest.Monk
     def stop(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"hetsngp.fitting.{where}", stop)
+    monkeypatch.setattr(f"hetsngp.fitting.tables.{where}", stop)
     with pytest.raises(KeyboardInterrupt):
         clf.fit(X + 5, 1 - (y > 1))
     np.testing.assert_array_equal(clf.predict_proba(X), before)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import hetsngp
 from hetsngp import FeatureSet, MultiInput, extract_features
-from hetsngp.recipes import METHODS
+from hetsngp.models.methods import METHODS
 
 X, Y = toy.blobs(3, 20)  # 60 rows
 
@@ -235,7 +235,7 @@ def test_a_save_that_fails_leaves_what_was_there(
     file = tmp_path / "features"
     if existing:
         sets()["plain"].save(file)
-    monkeypatch.setattr("hetsngp.storage.save_file", fails)
+    monkeypatch.setattr("hetsngp.io.storage.save_file", fails)
     with pytest.raises((OSError, KeyboardInterrupt)):
         sets()["weighted"].save(file)
     assert os.listdir(tmp_path) == (["features"] if existing else [])

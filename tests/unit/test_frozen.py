@@ -26,10 +26,10 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import hetsngp
 from hetsngp import FeatureSet, MultiInput, fit_head
-from hetsngp.features import REMEMBERED, remembered_features
-from hetsngp.loop import train
-from hetsngp.posterior import PosteriorReport
-from hetsngp.recipes import METHODS
+from hetsngp.fitting.loop import train
+from hetsngp.frozen.features import REMEMBERED, remembered_features
+from hetsngp.models.methods import METHODS
+from hetsngp.posterior.fit import PosteriorReport
 
 TINY: dict[str, Any] = {"random_features": 32, "rank": 2}
 X, Y3 = toy.blobs(3, 100, flip=0.2)  # 300 rows
@@ -955,7 +955,7 @@ def test_an_interrupted_fit_leaves_the_old_head(when: str, monkeypatch: pytest.M
 def test_progress_is_printed_line_by_line_where_there_is_no_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetsngp.progress.SECONDS", -1.0)  # as if every batch took long
+    monkeypatch.setattr("hetsngp.fitting.progress.SECONDS", -1.0)  # as if every batch took long
     report = fit(converted(), loader := batches(), batches(X2, Y2), epochs=3, progress=True)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "features of loader  50 rows (17%)"
@@ -978,7 +978,7 @@ def test_progress_is_printed_line_by_line_where_there_is_no_terminal(
 def test_nothing_is_printed_where_nobody_watches(
     progress: bool | None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetsngp.progress.SECONDS", -1.0)
+    monkeypatch.setattr("hetsngp.fitting.progress.SECONDS", -1.0)
     for calibration in (batches(X2, Y2), FOLDS):
         fit(converted("deterministic"), batches(), calibration, progress=progress)
     assert capfd.readouterr() == ("", "")

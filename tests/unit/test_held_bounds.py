@@ -19,9 +19,9 @@ from torch._dynamo.testing import CompileCounter
 import hetsngp
 from hetsngp.functional.spectral import conv_direction, conv_norm, held_norm, linear_direction, linear_norm
 from hetsngp.nn.backbones import ResidualMLP
-from hetsngp.nn.held import hold_bounds, refresh_bounds, release_bounds
-from hetsngp.nn.inputs import widen_layer
+from hetsngp.nn.multi_input import widen_layer
 from hetsngp.nn.spectral import bound_layer, bound_spectrally, fold_spectral_bound, settle_bounds
+from hetsngp.nn.spectral_cache import hold_bounds, refresh_bounds, release_bounds
 
 OPTIONS = ("stride", "padding", "dilation", "groups", "padding_mode")
 

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from hetsngp.data import cifar
-from hetsngp.data.arrays import load_npz
-from hetsngp.data.cifar import CIFAR, load_cifar
-from hetsngp.data.folders import IMAGENET_MEAN, IMAGENET_STD, folder_loader, load_folder, scan_folder
-from hetsngp.data.images import ImageArrays, stratified
+from hetsngp.data.datasets import cifar
+from hetsngp.data.datasets.cifar import CIFAR, load_cifar
+from hetsngp.data.images.arrays import ImageArrays, stratified
+from hetsngp.data.images.folders import IMAGENET_MEAN, IMAGENET_STD, folder_loader, load_folder, scan_folder
+from hetsngp.data.images.npz import load_npz
 from hetsngp.data.sources import has_test, open_images
 
 Image = pytest.importorskip("PIL.Image")
@@ -593,7 +593,7 @@ def test_open_images_says_how_to_open_a_set_that_is_not_split(tmp_path: Path) ->
     write_folder(tmp_path)
     with pytest.raises(ValueError, match="no folder test or val") as error:
         open_images(tmp_path, "test", size=8)
-    call = str(error.value).partition("call hetsngp.data.folders.")[2]
+    call = str(error.value).partition("call hetsngp.data.images.folders.")[2]
     assert call == f"scan_folder({str(tmp_path)!r}).load(8)"
     assert len(scan_folder(tmp_path).load(8)) == 6
 
@@ -628,7 +628,7 @@ def test_open_images_says_what_it_understands(tmp_path: Path) -> None:
 def test_extras_are_imported_when_needed() -> None:
     source = Path(__file__).parents[2] / "src"
     code = (
-        "import sys, hetsngp.data.sources, hetsngp.data.device_loader, hetsngp.data.tables; "
+        "import sys, hetsngp.data.sources, hetsngp.data.images.device_loader, hetsngp.data.tables; "
         "print({'PIL', 'torchvision', 'timm', 'scipy', 'pandas', 'pyarrow'} & set(sys.modules))"
     )
     environment = {**os.environ, "PYTHONPATH": str(source)}

@@ -12,16 +12,16 @@ pytest.importorskip("lightning", reason="pip install 'hetsngp[train]'")
 pytest.importorskip("PIL.Image")
 
 import hetsngp
-from hetsngp.data.images import ImageArrays
-from hetsngp.data.inputs import Inputs
+from hetsngp.data.images.arrays import ImageArrays
+from hetsngp.data.preprocessing import Inputs
 from hetsngp.nn.backbones import WideResNet
-from hetsngp.serving.verdicts import set_thresholds
+from hetsngp.serving.decisions import set_thresholds
 from hetsngp.training import Engine, Hardware, Keep, images
-from hetsngp.training.checkpoint import read_state, write_state
+from hetsngp.training.checkpointing.storage import read_state, write_state
 from hetsngp.training.gradients import FabricGradients
 from hetsngp.training.images import _about, _thresholds, train_images
 from hetsngp.training.logs import COLUMNS
-from hetsngp.training.recipe import Recipe, read_recipe
+from hetsngp.training.recipes.recipe import Recipe, read_recipe
 
 SMALL = """
 network = "wrn-10-1"

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.unit.test_files import backwards, paths_of_windows
 
-from hetsngp.data.imagenet import (
+from hetsngp.data.datasets.imagenet import (
     GET,
     IMAGENET_SETS,
     imagenet_subset,
@@ -21,8 +21,8 @@ from hetsngp.data.imagenet import (
     open_imagenet_r,
     open_imagenet_v2,
 )
-from hetsngp.data.registry import DATASETS, open_data
-from hetsngp.data.synsets import class_names, wnids
+from hetsngp.data.datasets.registry import DATASETS, open_data
+from hetsngp.data.datasets.synsets import class_names, wnids
 
 Image = pytest.importorskip("PIL.Image")
 timm_data = pytest.importorskip("timm.data")

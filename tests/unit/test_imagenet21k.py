@@ -16,14 +16,14 @@ from tests.unit.test_files import paths_of_windows
 from torch import nn
 
 import hetsngp
-from hetsngp.data.imagenet import imagenet_subset
-from hetsngp.data.imagenet21k import LABELS, open_imagenet21k, to_imagenet1k
-from hetsngp.data.multi_label import MultiLabelFiles
-from hetsngp.data.registry import open_data
-from hetsngp.data.shards import ShardedImages
-from hetsngp.data.synsets import class_names, wnids
-from hetsngp.loop import train
-from hetsngp.recipes import build
+from hetsngp.data.datasets.imagenet import imagenet_subset
+from hetsngp.data.datasets.imagenet21k import LABELS, open_imagenet21k, to_imagenet1k
+from hetsngp.data.datasets.registry import open_data
+from hetsngp.data.datasets.synsets import class_names, wnids
+from hetsngp.data.images.multi_label import MultiLabelFiles
+from hetsngp.data.shards.streams import ShardedImages
+from hetsngp.fitting.loop import train
+from hetsngp.models.methods import build
 
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("torchvision")

@@ -18,12 +18,12 @@ from tests.unit.small_sets import (
 )
 from torch import Tensor
 
-from hetsngp.data import inputs as module
+from hetsngp.data import preprocessing as module
 from hetsngp.data.corruptions import corrupt
-from hetsngp.data.files import ImageFiles
-from hetsngp.data.images import ImageArrays
-from hetsngp.data.inputs import Inputs, is_made, some_of
-from hetsngp.data.multi_label import MultiLabelFiles
+from hetsngp.data.images.arrays import ImageArrays
+from hetsngp.data.images.files import ImageFiles
+from hetsngp.data.images.multi_label import MultiLabelFiles
+from hetsngp.data.preprocessing import Inputs, is_made, some_of
 from hetsngp.data.sources import has_test, open_set
 
 Image = pytest.importorskip("PIL.Image")

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Subset, TensorDataset
 
 from hetsngp.data.class_maps import ClassMap
-from hetsngp.evaluation import evaluate, parts, reports, restrict
+from hetsngp.evaluation import evaluate, restrict
+from hetsngp.evaluation import kept_parts as parts
+from hetsngp.evaluation import report as reports
 from hetsngp.types import Prediction
 
 X = torch.linspace(-1, 1, 120).reshape(60, 2)

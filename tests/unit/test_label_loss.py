@@ -15,7 +15,7 @@ from hetsngp.functional import label_loss
 from hetsngp.functional.control import MILD_VARIANCE
 from hetsngp.functional.link import softmax_log_probs, softmax_nll
 from hetsngp.functional.points import BLOCK, Points
-from hetsngp.functional.streaming import random_signs, spread
+from hetsngp.functional.sampling import random_signs, spread
 from hetsngp.types import Factor, FactorSum, UtilityNormal
 
 BATCH, CLASSES, RANK = 6, 5, 2
@@ -263,7 +263,7 @@ def test_a_factored_form_too_large_to_write_out_goes_the_long_way(monkeypatch: p
 @pytest.mark.parametrize("chunk", [1, 64, 2**18])
 @pytest.mark.parametrize("count", [BLOCK, 2 * BLOCK + 88])
 def test_blocks_and_chunks_add_up(count: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetsngp.functional.streaming.CPU_CHUNK", chunk)
+    monkeypatch.setattr("hetsngp.functional.sampling.CPU_CHUNK", chunk)
     tensors = leaves("sum", "mixed")
     with torch.no_grad():
         tensors[4] *= 0.2  # so that some rows are mild and some are not

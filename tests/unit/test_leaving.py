@@ -14,9 +14,18 @@ from tests.contract.toy import frozen
 from torch import Tensor
 
 import hetsngp
-from hetsngp import calibration, descent, fit_head, leaving
-from hetsngp.calibration import HeldOut, best_temperature, choose_scale, choose_temperature, held_out_nll
-from hetsngp.table import Table
+from hetsngp import fit_head
+from hetsngp.fitting import lbfgs as descent
+from hetsngp.fitting.table import Table
+from hetsngp.posterior import calibration
+from hetsngp.posterior import leave_one_out as leaving
+from hetsngp.posterior.calibration import (
+    HeldOut,
+    best_temperature,
+    choose_scale,
+    choose_temperature,
+    held_out_nll,
+)
 
 X, Y = toy.blobs(3, 15, flip=0.2)
 X2, Y2 = toy.blobs(3, 40, flip=0.2, seed=1)
@@ -242,7 +251,7 @@ def test_fit_head_asks_its_training_data_too() -> None:
 def test_fit_head_has_a_tolerance_of_its_own(part: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     allowed = []
     for tolerance in (0.001, 10.0):
-        monkeypatch.setattr("hetsngp.frozen.TOLERANCE", tolerance)
+        monkeypatch.setattr("hetsngp.frozen.head.TOLERANCE", tolerance)
         allowed.append(fit_head(frozen(), [(X, Y)], part).allowance)
     assert allowed[0] is not None
     assert allowed[0] < 1.0

@@ -15,7 +15,7 @@ from torch import Tensor
 from hetsngp.functional.control import TaylorControl
 from hetsngp.functional.link import sigmoid_log_probs, softmax_log_probs, softmax_probs
 from hetsngp.functional.points import LATIN_SCRAMBLES, SCRAMBLES, Points, _normal_from_uniform
-from hetsngp.functional.streaming import StreamedLogSoftmax, pack, random_signs
+from hetsngp.functional.sampling import StreamedLogSoftmax, pack, random_signs
 from hetsngp.types import Factor, FactorSum, UtilityNormal
 
 NOISE = {"mild": (0.5, 0.5), "wide factor": (4.0, 1.0), "wide diagonal": (1.0, 6.0), "wide both": (5.0, 5.0)}
@@ -326,7 +326,7 @@ def test_gradcheck(likelihood: str) -> None:
 def test_streaming_equals_the_textbook(
     likelihood: str, chunk: int, flipped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetsngp.functional.streaming.CPU_CHUNK", chunk)
+    monkeypatch.setattr("hetsngp.functional.sampling.CPU_CHUNK", chunk)
     tensors = factored(7, 6, 2)
     points = Points("sobol", 2 + 2 + 3, 6, seed=4)
     flip = random_signs(points, 7, tensors[0]) if flipped else None

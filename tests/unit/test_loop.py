@@ -26,9 +26,9 @@ from torch.utils.data import (
 )
 
 import hetsngp
-from hetsngp.counting import class_counts, dataset_size
-from hetsngp.loop import EpochResult, Schedule, best_epoch, follow, mean_nll, train, train_folds
-from hetsngp.recipes import METHODS
+from hetsngp.fitting.loop import EpochResult, Schedule, best_epoch, follow, mean_nll, train, train_folds
+from hetsngp.models.loaders import class_counts, dataset_size
+from hetsngp.models.methods import METHODS
 
 EPOCHS, LR = 8, 0.05
 TRAIN, HELD_OUT = toy.blobs(3, 8, flip=0.4), toy.blobs(3, 12, flip=0.4, seed=1)
@@ -162,12 +162,12 @@ def test_patience_stops(patience: int) -> None:
 
 def test_a_held_out_nll_that_is_no_number_is_never_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     values = iter([math.nan, math.nan, 1.0, math.nan, math.nan, math.nan])
-    monkeypatch.setattr("hetsngp.loop.mean_nll", lambda model, loader: next(values))
+    monkeypatch.setattr("hetsngp.fitting.loop.mean_nll", lambda model, loader: next(values))
     options: dict[str, Any] = {"epochs": 20, "patience": 3, "validation": batches(*HELD_OUT)}
     history = train(toy.build("sngp"), batches(*TRAIN), generator=seed(), **options)
     assert len(history) == 6
     assert best_epoch(history) == 3
-    monkeypatch.setattr("hetsngp.loop.mean_nll", lambda model, loader: math.nan)
+    monkeypatch.setattr("hetsngp.fitting.loop.mean_nll", lambda model, loader: math.nan)
     assert len(train(toy.build("sngp"), batches(*TRAIN), generator=seed(), **options)) == 3
 
 
@@ -459,7 +459,7 @@ def test_counts_that_were_given_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     train(model, batches(X, Y), epochs=1)
     assert model.class_counts.tolist() == [5, 6, 7]
     assert model.dataset_size == 36
-    monkeypatch.setattr("hetsngp.counting.class_counts", None)  # asks nobody who has no use for them
+    monkeypatch.setattr("hetsngp.models.loaders.class_counts", None)  # asks nobody who has no use for them
     for method in METHODS:
         if method != "posterior_network":
             model = toy.build(method, dataset_size=None)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from tests.made_data import ORGANISM, TEDDY, Made, made_data, small_cifar
 
-from hetsngp.data import cifar
-from hetsngp.data.imagenet21k import open_imagenet21k, to_imagenet1k
-from hetsngp.data.registry import DATASETS, open_data
+from hetsngp.data.datasets import cifar
+from hetsngp.data.datasets.imagenet21k import open_imagenet21k, to_imagenet1k
+from hetsngp.data.datasets.registry import DATASETS, open_data
+from hetsngp.data.datasets.synsets import wnids
 from hetsngp.data.sources import open_images
-from hetsngp.data.synsets import wnids
 
 pytest.importorskip("PIL.Image")
 pytest.importorskip("timm")

@@ -21,10 +21,12 @@ from torch.utils.data import DataLoader, TensorDataset
 import hetsngp
 from hetsngp import metrics
 from hetsngp.data.class_maps import ClassMap
-from hetsngp.data.device_loader import Augmentation, DeviceLoader
-from hetsngp.data.images import ImageArrays
-from hetsngp.evaluation import evaluate, measuring, reports, restrict
-from hetsngp.evaluation.rows import OF_PROBS, SCORES
+from hetsngp.data.images.arrays import ImageArrays
+from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
+from hetsngp.evaluation import evaluate, restrict
+from hetsngp.evaluation import evaluator as measuring
+from hetsngp.evaluation import report as reports
+from hetsngp.evaluation.predictions import OF_PROBS, SCORES
 from hetsngp.types import Prediction
 
 N = 60
@@ -710,7 +712,7 @@ def test_it_is_silent_unless_asked(told: Told, capsys: pytest.CaptureFixture[str
 def test_progress_counts_parts_and_what_is_kept(
     told: Told, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetsngp.progress.SECONDS", -1.0)
+    monkeypatch.setattr("hetsngp.fitting.progress.SECONDS", -1.0)
     everything(told, tmp_path, show=True)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"id  {N} rows (25%)"

@@ -12,9 +12,9 @@ import torch
 from tests.contract import toy
 
 import hetsngp
-from hetsngp import recipes
+from hetsngp.models import methods as recipes
+from hetsngp.models.components import Parts
 from hetsngp.nn.heads import Head
-from hetsngp.parts import Parts
 
 SRC = Path(hetsngp.__file__).parent
 

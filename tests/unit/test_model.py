@@ -14,11 +14,11 @@ from torch import nn
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 import hetsngp
+from hetsngp.fitting.loop import train
 from hetsngp.functional.link import softmax_probs
 from hetsngp.functional.noise import NOISES
-from hetsngp.loop import train
+from hetsngp.models.methods import METHODS
 from hetsngp.nn.backbones import ResidualMLP
-from hetsngp.recipes import METHODS
 from hetsngp.types import UtilityNormal
 
 
@@ -115,7 +115,7 @@ def test_an_interrupted_fit_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> 
         model.head.latent.posterior.scale.fill_(0.123)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hetsngp.calibration.largest_good_scale", interrupted)
+    monkeypatch.setattr("hetsngp.posterior.calibration.largest_good_scale", interrupted)
     with pytest.raises(KeyboardInterrupt):
         hetsngp.fit_posterior(model, [(2 * x, y)], calibration=[(x.clone(), y)])
     after = model.state_dict()

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 import hetsngp
 from hetsngp.functional.link import TARGET_ERROR
-from hetsngp.multi_input import MultiInput
+from hetsngp.models.multi_input import MultiInput
 from hetsngp.nn.backbones import ResidualMLP, WideResNet
-from hetsngp.nn.inputs import input_stack, widen_inputs
+from hetsngp.nn.multi_input import input_stack, widen_inputs
 from hetsngp.nn.spectral import bound_spectrally
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from tests.unit.small_sets import CIFAR_SIZES, cifar10_labels, make_cifar_small, write_cifar10
 
-from hetsngp.data.noisy_labels import CIFAR10N_KEYS, load_cifar10h, load_cifar10n
-from hetsngp.data.registry import open_data
+from hetsngp.data.datasets.human_labels import CIFAR10N_KEYS, load_cifar10h, load_cifar10n
+from hetsngp.data.datasets.registry import open_data
 from hetsngp.data.sources import open_images
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from tests.unit.small_sets import random_bytes, write_image, write_scenes
 
-from hetsngp.data.places import open_places365
-from hetsngp.data.registry import open_data
+from hetsngp.data.datasets.places import open_places365
+from hetsngp.data.datasets.registry import open_data
 from hetsngp.data.sources import has_test, open_images
 
 CATEGORIES = ["/a/airfield", "/a/apartment_building/outdoor", "/z/zen_garden"]

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import hetsngp
-from hetsngp import loop
+from hetsngp.fitting import loop
 from hetsngp.nn.backbones import ResidualMLP
 from hetsngp.nn.dirichlet import LOG_UNIT
 

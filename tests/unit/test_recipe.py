@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from hetsngp.options import Options
-from hetsngp.schedule import Schedule
+from hetsngp.fitting.schedule import Schedule
+from hetsngp.models.options import Options
+from hetsngp.training.config import Plan
 from hetsngp.training.hardware import Hardware
-from hetsngp.training.plan import Plan
-from hetsngp.training.recipe import Recipe, book_names, read_recipe, recipe_file
-from hetsngp.training.recipe_keys import known_keys
-from hetsngp.training.task import ImageTask, VerdictRules
+from hetsngp.training.recipes.keys import known_keys
+from hetsngp.training.recipes.recipe import Recipe, book_names, read_recipe, recipe_file
+from hetsngp.training.recipes.task import ImageTask, VerdictRules
 
 SMALLEST = 'data = "cifar10"\nnetwork = "wrn-10-1"\nmethod = "sngp"\n[schedule]\nepochs = 10\n'
 WHOLE = """

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from hetsngp.fitting.schedule import DECAYS, OPTIMIZERS
 from hetsngp.functional.features import FEATURES, NORMALIZATIONS
 from hetsngp.functional.laplace import POSTERIORS
 from hetsngp.functional.link import LIKELIHOODS, LINKS
 from hetsngp.functional.noise import NOISES
 from hetsngp.functional.points import SAMPLERS
-from hetsngp.recipes import METHODS
-from hetsngp.schedule import DECAYS, OPTIMIZERS
+from hetsngp.models.methods import METHODS
 from hetsngp.training.hardware import PRECISIONS, STRATEGIES
-from hetsngp.training.recipe import BOUND_EVERY, book_names, read_recipe, recipe_file
-from hetsngp.training.recipe_keys import SECTIONS, known_keys
-from hetsngp.training.task import ImageTask
+from hetsngp.training.recipes.keys import SECTIONS, known_keys
+from hetsngp.training.recipes.recipe import BOUND_EVERY, book_names, read_recipe, recipe_file
+from hetsngp.training.recipes.task import ImageTask
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tests.unit.small_sets import make_cifar_small, write_cifar10, write_scenes, write_svhn
 
-from hetsngp.data.files import ImageFiles
-from hetsngp.data.images import ImageArrays
-from hetsngp.data.registry import DATASETS, describe, open_data
+from hetsngp.data.datasets.registry import DATASETS, describe, open_data
+from hetsngp.data.images.arrays import ImageArrays
+from hetsngp.data.images.files import ImageFiles
 from hetsngp.data.sources import has_test, open_images
 
 NAMES = (

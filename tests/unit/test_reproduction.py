@@ -8,19 +8,19 @@ import warnings
 from pathlib import Path
 
 import pytest
+from hetsngp.reproduction import TABLES, plan_of
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from scipy.stats import sem
 
-from hetsngp.reproduction import TABLES, plan_of
-from hetsngp.reproduction.paper import PAPER, printed
-from hetsngp.reproduction.plots import draw
-from hetsngp.reproduction.reproducing import _each_warning_once, ask
-from hetsngp.reproduction.results import Asked, Cell, Result, within_one_error
-from hetsngp.reproduction.runs import TableRun, all_runs, merge, runs_of
-from hetsngp.reproduction.synthetic import plan_for
-from hetsngp.reproduction.tables import METRICS, Part
-from hetsngp.reproduction.text import NONE, WIDTH, markdown, plain_text
-from hetsngp.training.recipe import read_recipe
+from hetsngp.paper.plots import draw
+from hetsngp.paper.printed import PAPER, printed
+from hetsngp.paper.reproduction import _each_warning_once, ask
+from hetsngp.paper.results import Asked, Cell, Result, within_one_error
+from hetsngp.paper.runs import TableRun, all_runs, merge, runs_of
+from hetsngp.paper.synthetic.table import plan_for
+from hetsngp.paper.tables import METRICS, Part
+from hetsngp.paper.text import NONE, WIDTH, markdown, plain_text
+from hetsngp.training.recipes.recipe import read_recipe
 
 OWN_WAY = ("synthetic", "runtime")
 """Tables whose rows are no recipes of the book."""
@@ -437,7 +437,7 @@ def test_a_picture_has_a_panel_a_column_and_nothing_overlaps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = []
-    monkeypatch.setattr("hetsngp.reproduction.plots.save_figure", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr("hetsngp.paper.plots.save_figure", lambda figure, path: drawn.append(figure))
     for name in ("ablations", "imagenet"):
         draw(filled(name, 2, tuple(f"options.option{n}=1" for n in range(12))), tmp_path / "unused.png")
     for figure, panels in zip(drawn, (12, 9), strict=True):

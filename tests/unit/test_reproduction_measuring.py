@@ -14,17 +14,17 @@ from torch import Tensor
 
 import hetsngp
 from hetsngp.data.class_maps import ClassMap
-from hetsngp.data.inputs import Inputs
-from hetsngp.data.synsets import wnids
+from hetsngp.data.datasets.synsets import wnids
+from hetsngp.data.preprocessing import Inputs
 from hetsngp.evaluation import restrict
 from hetsngp.evaluation.predictors import device_of
 from hetsngp.nn.backbones import ResidualMLP, WideResNet
-from hetsngp.reproduction import measuring
-from hetsngp.reproduction.measuring import Candidate, Measuring, quality, scores, seen_as, value_of
-from hetsngp.reproduction.sets import Probe, Sets, find_sets
-from hetsngp.reproduction.tables import TABLES, Column
+from hetsngp.paper import measurements as measuring
+from hetsngp.paper.measurements import Candidate, Measuring, quality, scores, seen_as, value_of
+from hetsngp.paper.sets import Probe, Sets, find_sets
+from hetsngp.paper.tables import TABLES, Column
 from hetsngp.serving.bundle import write_serving
-from hetsngp.serving.verdicts import Thresholds
+from hetsngp.serving.decisions import Thresholds
 
 CPU = torch.device("cpu")
 NAMES = ("cat", "dog", "owl")

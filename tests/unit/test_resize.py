@@ -11,9 +11,9 @@ from tests.unit.small_sets import random_bytes, write_image
 from tests.unit.test_shards import make_shards
 from torch import Tensor
 
-from hetsngp.data.decoding import Decoder, middle, short_side
-from hetsngp.data.files import ImageFiles, read_image
-from hetsngp.data.multi_label import MultiLabelFiles
+from hetsngp.data.images.decoding import Decoder, middle, short_side
+from hetsngp.data.images.files import ImageFiles, read_image
+from hetsngp.data.images.multi_label import MultiLabelFiles
 
 Image = pytest.importorskip("PIL.Image")
 v2 = pytest.importorskip("torchvision.transforms.v2")

@@ -14,14 +14,14 @@ from tests.unit.small_sets import random_bytes, write_image
 from torch import Tensor
 
 import hetsngp
-from hetsngp.data.images import ImageArrays
-from hetsngp.data.inputs import Inputs
-from hetsngp.data.synsets import class_names, wnids
-from hetsngp.evaluation import run_report
-from hetsngp.evaluation.run_report import RunSets, evaluate_run
+from hetsngp.data.datasets.synsets import class_names, wnids
+from hetsngp.data.images.arrays import ImageArrays
+from hetsngp.data.preprocessing import Inputs
+from hetsngp.evaluation import run_evaluation as run_report
+from hetsngp.evaluation.run_evaluation import RunSets, evaluate_run
 from hetsngp.nn.backbones import WideResNet
 from hetsngp.serving.bundle import open_run, write_serving
-from hetsngp.serving.verdicts import Thresholds
+from hetsngp.serving.decisions import Thresholds
 
 pytest.importorskip("PIL.Image")
 THRESHOLDS = Thresholds(0.9, 1.0, right=0.95, share=0.05, held_out=50, accuracy=0.97, coverage=0.6)

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from hetsngp.cli import make_app
 from hetsngp.nn.backbones import WideResNet
-from hetsngp.reproduction import runtime
-from hetsngp.reproduction.runtime import Job, RuntimeResult, measure_runtime
-from hetsngp.reproduction.runtime_tables import NETWORKS
-from hetsngp.reproduction.runtime_timing import Pace, Subject, count_flops, ratio
-from hetsngp.training.recipe import read_recipe
+from hetsngp.paper.runtime import measurement as runtime
+from hetsngp.paper.runtime.measurement import Job, RuntimeResult, measure_runtime
+from hetsngp.paper.runtime.tables import NETWORKS
+from hetsngp.paper.runtime.timing import Pace, Subject, count_flops, ratio
+from hetsngp.training.recipes.recipe import read_recipe
 
 ONCE = Pace(warmup=1, least=1, most=1, seconds=0.0)
 THRICE = Pace(warmup=1, least=3, most=3, seconds=0.0)

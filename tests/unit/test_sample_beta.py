@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import hetsngp
-from hetsngp.data.device_loader import Augmentation, DeviceLoader
-from hetsngp.data.images import ImageArrays
+from hetsngp.data.images.arrays import ImageArrays
+from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
 from hetsngp.training import Engine, Hardware, Plan, Schedule
 from hetsngp.training.refit import Refit
 

@@ -14,14 +14,14 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
 import hetsngp
-from hetsngp.data.device_loader import DeviceLoader
-from hetsngp.data.images import ImageArrays
-from hetsngp.loop import Place
-from hetsngp.nn.held import holdable_layers
+from hetsngp.data.images.arrays import ImageArrays
+from hetsngp.data.images.device_loader import DeviceLoader
+from hetsngp.fitting.loop import Place
+from hetsngp.nn.spectral_cache import holdable_layers
 from hetsngp.training import Engine, Hardware, Keep, Plan, Schedule
-from hetsngp.training.checkpoint import read_state, write_state
+from hetsngp.training.checkpointing.saving import Saving, _rows, _table
+from hetsngp.training.checkpointing.storage import read_state, write_state
 from hetsngp.training.feeds import Feed, share_of
-from hetsngp.training.saving import Saving, _rows, _table
 
 pytest.importorskip("lightning")
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, IterableDataset
 
-from hetsngp.loop import Gradients, Place, follow, run_epoch
-from hetsngp.schedule import DECAYS, Schedule
+from hetsngp.fitting.loop import Gradients, Place, follow, run_epoch
+from hetsngp.fitting.schedule import DECAYS, Schedule
 
 EPOCHS, STEPS = 12, 7
 X, Y = (t.double() if t.is_floating_point() else t for t in toy.blobs(3, 10, flip=0.3))

@@ -23,7 +23,7 @@ from tests.unit.small_sets import Image, make_cifar_small, write_cifar10, write_
 
 import hetsngp
 from hetsngp import ArtifactError
-from hetsngp.data.inputs import Inputs
+from hetsngp.data.preprocessing import Inputs
 from hetsngp.nn.backbones import WideResNet
 from hetsngp.serving import (
     Line,

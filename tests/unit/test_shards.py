@@ -16,14 +16,14 @@ import torch
 from tests.contract.toy import assert_same
 from torch import nn
 
-from hetsngp.data.shard_choice import part_of, shuffled
-from hetsngp.data.shard_index import INDEX
-from hetsngp.data.shards import ShardedImages, ShardLoader
-from hetsngp.data.synsets import wnids
-from hetsngp.data.tar_samples import Labeller, count_samples, read_samples
-from hetsngp.model import Classifier
+from hetsngp.data.datasets.synsets import wnids
+from hetsngp.data.shards.choice import part_of, shuffled
+from hetsngp.data.shards.index import INDEX
+from hetsngp.data.shards.streams import ShardedImages, ShardLoader
+from hetsngp.data.shards.tar_samples import Labeller, count_samples, read_samples
+from hetsngp.models.classifier import Classifier
+from hetsngp.models.methods import build
 from hetsngp.nn.linear import seeded_linear
-from hetsngp.recipes import build
 from hetsngp.training.feeds import Feed, share_of
 
 Image = pytest.importorskip("PIL.Image")
@@ -274,7 +274,7 @@ def test_crops_do_not_depend_on_the_workers(tmp_path: Path) -> None:
 
 
 def test_to_evaluate_the_pixels_are_those_of_a_folder(tmp_path: Path) -> None:
-    from hetsngp.data.folders import folder_loader
+    from hetsngp.data.images.folders import folder_loader
 
     data = make_shards(tmp_path / "shards", (4,), slope)
     for number in range(4):

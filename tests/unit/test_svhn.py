@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tests.unit.small_sets import write_svhn
 
+from hetsngp.data.datasets.svhn import load_svhn
 from hetsngp.data.sources import open_images
-from hetsngp.data.svhn import load_svhn
 
 scipy_io = pytest.importorskip("scipy.io")
 DIGITS = [3, 0, 9, 1, 0]

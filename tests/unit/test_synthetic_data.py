@@ -6,7 +6,7 @@ import pytest
 import torch
 from sklearn.datasets import make_moons
 
-from hetsngp.data.synthetic import (
+from hetsngp.data.datasets.synthetic import (
     CLUSTER,
     DIRECTIONS,
     NOISE_OF_ITS_OWN,

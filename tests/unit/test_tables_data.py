@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hetsngp.data.images import stratified
+from hetsngp.data.images.arrays import stratified
 from hetsngp.data.tables import load_table
 
 pandas = pytest.importorskip("pandas")

@@ -13,12 +13,12 @@ from tests.made_data import Made, made_data
 from tests.unit.small_sets import random_bytes, write_image, write_svhn
 from torch import Tensor
 
-from hetsngp.data.decoding import IMAGENET_MEAN, IMAGENET_STD
-from hetsngp.data.files import ImageFiles
-from hetsngp.data.synsets import wnids
+from hetsngp.data.datasets.synsets import wnids
+from hetsngp.data.images.decoding import IMAGENET_MEAN, IMAGENET_STD
+from hetsngp.data.images.files import ImageFiles
 from hetsngp.training import image_data
 from hetsngp.training.image_data import make_loaders, open_task, spread
-from hetsngp.training.task import ImageTask
+from hetsngp.training.recipes.task import ImageTask
 
 pytest.importorskip("PIL.Image")
 SCALE = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}

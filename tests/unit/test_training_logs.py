@@ -15,9 +15,9 @@ import pytest
 import torch
 from tests.contract import toy
 
-from hetsngp import progress
-from hetsngp.loop import EpochResult
-from hetsngp.progress import Progress
+from hetsngp.fitting import progress
+from hetsngp.fitting.loop import EpochResult
+from hetsngp.fitting.progress import Progress
 from hetsngp.training import Engine, Hardware, Keep, Plan, Schedule, Trained, logs, run
 from hetsngp.training.logs import COLUMNS, write_csv
 
@@ -134,7 +134,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
 ) -> None:
     row: Any = dict.fromkeys(COLUMNS, 1)
     write_csv(tmp_path / "metrics.csv", [row])
-    monkeypatch.setattr("hetsngp.storage.os.replace", None)
+    monkeypatch.setattr("hetsngp.io.storage.os.replace", None)
     with pytest.raises(TypeError):
         write_csv(tmp_path / "metrics.csv", [row, row])
     assert len(table(tmp_path)) == 1

@@ -15,7 +15,7 @@ from tests.contract import toy
 from torch import Tensor
 
 import hetsngp
-from hetsngp.serving.verdicts import Thresholds, most_probable, set_thresholds, verdicts
+from hetsngp.serving.decisions import Thresholds, most_probable, set_thresholds, verdicts
 from hetsngp.types import Prediction
 
 

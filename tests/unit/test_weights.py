@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import hetsngp
-from hetsngp import calibration, loop
-from hetsngp.recipes import METHODS
+from hetsngp.fitting import loop
+from hetsngp.models.methods import METHODS
+from hetsngp.posterior import calibration
 from hetsngp.validation import check_batch, check_weight
 
 WEIGHT = torch.tensor([3, 1, 2, 0, 1, 5])
@@ -131,7 +132,7 @@ def test_calibration_is_that_of_repeated_rows(
     method: str, links: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for the temperature's prior and what a scale may cost, to which a copy is no second witness."""
-    monkeypatch.setattr("hetsngp.calibration.TEMPERATURE_SPREAD", math.inf)
+    monkeypatch.setattr("hetsngp.posterior.calibration.TEMPERATURE_SPREAD", math.inf)
     monkeypatch.setattr(calibration.HeldOut, "standard_error", lambda self, values: 0.0)
     x, y, weight = data(links=links)
     held = data(seed=1, links=links, per_class=20)

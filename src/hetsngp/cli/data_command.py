@@ -16,6 +16,6 @@ def add(app: Any) -> None:
 
         They are looked for in the folder that the environment variable HETSNGP_DATA names.
         """
-        from hetsngp.data.registry import describe
+        from hetsngp.data.datasets.registry import describe
 
         print(describe(*(names or [])))

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-from hetsngp.data.synthetic import NOISE_OF_ITS_OWN, TASKS
-from hetsngp.recipes import METHODS
+from hetsngp.data.datasets.synthetic import NOISE_OF_ITS_OWN, TASKS
+from hetsngp.models.methods import METHODS
 from hetsngp.validation import check_choice
 
 
@@ -41,7 +41,7 @@ def add(app: Any) -> None:
         """
         from rich.console import Console
 
-        from hetsngp.evaluation.demo import Plan, run_demo
+        from hetsngp.paper.synthetic.demo import Plan, run_demo
 
         chosen_tasks = _chosen("task", tasks, tuple(TASKS))
         chosen_methods = _chosen("method", methods, tuple(METHODS))

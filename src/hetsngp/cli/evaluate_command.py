@@ -56,7 +56,7 @@ def add(app: Any) -> None:
         goes on. docs/evaluation.md defines every number.
         """
         from hetsngp.cli.devices import find_device
-        from hetsngp.evaluation.run_report import RunSets, evaluate_run
+        from hetsngp.evaluation.run_evaluation import RunSets, evaluate_run
 
         sets = RunSets(data, _named(ood or []), corrupted, limit)
         folder = out or run / (

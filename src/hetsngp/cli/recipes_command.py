@@ -13,7 +13,7 @@ def add(app: Any) -> None:
         name: Annotated[str | None, typer.Argument(help="Print this one, to read or to copy.")] = None,
     ) -> None:
         """List the recipes that come with hetsngp, or print one."""
-        from hetsngp.training.recipe import book_names, recipe_file
+        from hetsngp.training.recipes.recipe import book_names, recipe_file
 
         if name is not None:
             print(recipe_file(name)[1].read_text(encoding="utf-8"), end="")

@@ -43,7 +43,7 @@ def add(app: Any) -> None:
         TensorBoard's files. Kill it, and the same command goes on. On several GPUs or nodes start it as it
         is, with --set hardware.devices=4, or by torchrun or srun: docs/training.md.
         """
-        from hetsngp.training.recipe import read_recipe
+        from hetsngp.training.recipes.recipe import read_recipe
 
         said, note = read_recipe(recipe, change or []).on_this_machine()
         folder = out or Path("runs") / said.name.replace("/", "-")
@@ -83,7 +83,7 @@ def _measured(part: str, accuracy: float, nll: float, ece: float, examples: int)
 
 
 def _verdicts(**thresholds: Any) -> str:
-    from hetsngp.serving.verdicts import Thresholds, never_said
+    from hetsngp.serving.decisions import Thresholds, never_said
 
     never = never_said(Thresholds.of_dict(thresholds))
     if thresholds["confident"] is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hetsngp.data.class_maps import ClassMap
-from hetsngp.data.synsets import LISTS, wnids
+from hetsngp.data.datasets.synsets import LISTS, wnids
 
 SAME_CLASSES = {"imagenet-c": "imagenet", "imagenet-v2": "imagenet"}
 """Sets with the classes of another."""

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from hetsngp.data import corruptions
-from hetsngp.data.corrupted_files import FOLDERS, CorruptedFiles, open_cifar_c
 from hetsngp.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt, has_frost, load_frost
 from hetsngp.data.corruptions.apply import check, check_images
-from hetsngp.data.corruptions.frosting import GET
+from hetsngp.data.corruptions.frost_images import GET
 from hetsngp.data.corruptions.weather import CIFAR_FROST, shrunk
-from hetsngp.data.images import ImageArrays
-from hetsngp.data.roots import ENVIRONMENT, data_root
+from hetsngp.data.datasets.cifar_c import FOLDERS, CorruptedFiles, open_cifar_c
+from hetsngp.data.datasets.roots import ENVIRONMENT, data_root
+from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.sources import open_images
 from hetsngp.validation import check_choice
 

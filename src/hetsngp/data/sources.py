@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from hetsngp.data.arrays import load_npz, npz_keys, read_array
-from hetsngp.data.class_folders import image_names, subfolders
-from hetsngp.data.files import ImageFiles
-from hetsngp.data.folders import class_names, load_folder, scan_folder
-from hetsngp.data.images import ImageArrays
-from hetsngp.data.registry import DATASETS, find, open_data
+from hetsngp.data.datasets.registry import DATASETS, find, open_data
+from hetsngp.data.images.arrays import ImageArrays
+from hetsngp.data.images.class_folders import image_names, subfolders
+from hetsngp.data.images.files import ImageFiles
+from hetsngp.data.images.folders import class_names, load_folder, scan_folder
+from hetsngp.data.images.npz import load_npz, npz_keys, read_array
 from hetsngp.validation import check_choice
 
 SPLITS = ("train", "test")
@@ -24,7 +24,7 @@ def open_images(
 ) -> ImageArrays:
     """The ``split`` "train" or "test" of ``spec``, in memory:
 
-    - a name of :data:`~hetsngp.data.registry.DATASETS`, such as ``cifar100``, ``cifar10n:worse``, ``svhn``,
+    - a name of :data:`~hetsngp.data.datasets.registry.DATASETS`, such as ``cifar100``, ``cifar10n:worse``, ``svhn``,
       ``places365``; some have other splits too;
     - a .npz file with the arrays ``x_train``, ``y_train``, ``x_test``, ``y_test``, as Keras saves them;
     - a folder with the folders ``train`` and ``test`` (or ``val``), or one of them, each with one folder for
@@ -114,7 +114,7 @@ def _from_registry(spec: str, split: str, size: int | None, root: str | Path | N
     if not isinstance(found, ImageFiles):
         raise ValueError(
             f"{spec} is a {type(found).__name__}, not one set of images with a label each: open it with "
-            f"hetsngp.data.registry.open_data({spec!r}, {split!r})"
+            f"hetsngp.data.datasets.registry.open_data({spec!r}, {split!r})"
         )
     size = find(spec)[0].size if size is None else size
     if size is None:
@@ -143,7 +143,7 @@ def _from_folder(path: Path, split: str, size: int | None) -> ImageArrays:
             raise ValueError(
                 f"{path} has no folder {' or '.join(HELD_OUT)}, so its classes are training data: for images "
                 "that are only looked at, such as an out-of-distribution set, call "
-                f"hetsngp.data.folders.scan_folder({str(path)!r}).load({size})"
+                f"hetsngp.data.images.folders.scan_folder({str(path)!r}).load({size})"
             )
         raise ValueError(
             f"{path} has no folder {' or '.join(HELD_OUT)}: make one, or hold out a part of the training "

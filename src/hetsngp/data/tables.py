@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hetsngp.data.frames import are_dates, check_columns, is_nested, is_number, numbers, read_frame, texts
-from hetsngp.data.images import stratified
+from hetsngp.data.images.arrays import stratified
 from hetsngp.validation import check_choice
 
 MISSING = ("error", "mean")

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from hetsngp.fitting import EVAL_ROWS, GP_LEARNING_RATE, Fit
-from hetsngp.loop import EpochResult, Schedule
-from hetsngp.model import Classifier
+from hetsngp.fitting.loop import EpochResult, Schedule
+from hetsngp.fitting.progress import Progress
+from hetsngp.fitting.table import merge_copies, split
+from hetsngp.fitting.tables import EVAL_ROWS, GP_LEARNING_RATE, Fit
+from hetsngp.models.classifier import Classifier
+from hetsngp.models.methods import METHODS, build
+from hetsngp.models.options import Options
 from hetsngp.nn.backbones import ResidualMLP
-from hetsngp.options import Options
-from hetsngp.posterior import PosteriorReport
-from hetsngp.progress import Progress
-from hetsngp.recipes import METHODS, build
-from hetsngp.table import merge_copies, split
+from hetsngp.posterior.fit import PosteriorReport
 from hetsngp.types import Prediction
 from hetsngp.validation import check_choice, check_positive
 
@@ -49,7 +49,7 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
     in float64. All randomness comes from ``random_state``.
 
     Args:
-        method: Any name in :data:`hetsngp.recipes.METHODS`.
+        method: Any name in :data:`hetsngp.models.methods.METHODS`.
         width: Of the network; a table of up to 1024 columns that has more than this gets its own width.
         depth: Residual blocks.
         epochs: At most so many passes over the data.
@@ -69,14 +69,14 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         random_state: Seed, or a ``numpy.random.RandomState``.
         amplitude, rank, random_features, length_scale, normalization, posterior, noise, temperature,
             likelihood, sampler, num_samples, spectral_bound, num_members, input_repetition,
-            batch_repetition, latent_dim, flow_layers, entropy_weight: See :class:`hetsngp.options.Options`.
+            batch_repetition, latent_dim, flow_layers, entropy_weight: See :class:`hetsngp.models.options.Options`.
 
     Attributes:
         model_: The fitted :class:`hetsngp.Classifier` (it takes standardised inputs), None for one class.
         classes_: Labels, in the order of the columns of ``predict_proba``.
         mean_, scale_: What columns are standardised by.
         report_: What :func:`hetsngp.fit_posterior` did.
-        history_: An :class:`hetsngp.loop.EpochResult` for each epoch; with folds, ``held_out`` is theirs.
+        history_: An :class:`hetsngp.fitting.loop.EpochResult` for each epoch; with folds, ``held_out`` is theirs.
         n_iter_: Epochs that were run.
 
     >>> from sklearn.datasets import make_moons

@@ -3,8 +3,8 @@
 ``evaluate`` measures any model on data of yours, and ``restrict`` has it choose among some of its classes.
 """
 
-from hetsngp.evaluation.measuring import evaluate
-from hetsngp.evaluation.reports import Report
+from hetsngp.evaluation.evaluator import evaluate
+from hetsngp.evaluation.report import Report
 from hetsngp.evaluation.restriction import restrict
 
 __all__ = ["Report", "evaluate", "restrict"]

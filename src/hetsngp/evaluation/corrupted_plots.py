@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hetsngp.evaluation.figures import new_figure
 from hetsngp.evaluation.panels import FAMILIAR, legend_under, score_style, within
-from hetsngp.evaluation.plots import new_figure
 from hetsngp.evaluation.report_text import label
 
 if TYPE_CHECKING:
-    from hetsngp.evaluation.reports import Report
+    from hetsngp.evaluation.report import Report
 
 NATS = ("total_uncertainty", "data_uncertainty", "model_uncertainty")
 TITLES = {"accuracy": "Accuracy", "nll": "NLL", "ece": "ECE"}

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from hetsngp import metrics
+from hetsngp.evaluation.predictions import SCORES
 from hetsngp.evaluation.report_text import label
-from hetsngp.evaluation.rows import SCORES
 from hetsngp.evaluation.scores import wilson
 
 if TYPE_CHECKING:
-    from hetsngp.evaluation.reports import Report
+    from hetsngp.evaluation.report import Report
 
 # Okabe and Ito's colours, told apart by colour-blind eyes; lines have dashes of their own besides.
 FAMILIAR = "#0072B2"

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hetsngp.model import map_batch, to_device
+from hetsngp.models.classifier import map_batch, to_device
 from hetsngp.types import Prediction
 from hetsngp.validation import check_class_labels, check_multi_hot
 

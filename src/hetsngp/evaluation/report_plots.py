@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetsngp.evaluation.corrupted_plots import draw_corrupted, severity_panel
+from hetsngp.evaluation.figures import new_figure, save_figure
 from hetsngp.evaluation.panels import (
     auroc_panel,
     legend_below,
@@ -16,11 +17,10 @@ from hetsngp.evaluation.panels import (
     score_panel,
     set_handles,
 )
-from hetsngp.evaluation.plots import new_figure, save_figure
 from hetsngp.evaluation.report_text import label, verdict
 
 if TYPE_CHECKING:
-    from hetsngp.evaluation.reports import Report
+    from hetsngp.evaluation.report import Report
 
 
 def draw_report(report: Report, folder: Path) -> dict[str, Path]:

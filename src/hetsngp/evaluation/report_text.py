@@ -6,11 +6,11 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hetsngp.evaluation.rows import SCORES
+from hetsngp.evaluation.predictions import SCORES
 from hetsngp.evaluation.scores import COVERAGES, Corrupted, Means, Quality
 
 if TYPE_CHECKING:
-    from hetsngp.evaluation.reports import Report
+    from hetsngp.evaluation.report import Report
 
 WIDTH = 80
 # Two standard errors: what differs by less may be chance.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hetsngp.data.class_maps import NORMALISE, ClassMap
-from hetsngp.evaluation.parts import model_fingerprint
+from hetsngp.evaluation.kept_parts import model_fingerprint
 from hetsngp.evaluation.predictors import device_of, has_several_labels
 from hetsngp.types import Prediction
 from hetsngp.validation import check_choice

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hetsngp import metrics
-from hetsngp.evaluation.rows import SCORES, Rows
+from hetsngp.evaluation.predictions import SCORES, Rows
 
 COVERAGES = (0.80, 0.90, 0.95)
 # Rounding of float32, four times: less spread than this in parts of what a score was computed from is none.

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hetsngp.functional.control import MILD_VARIANCE
 from hetsngp.functional.points import BLOCK, Points
-from hetsngp.functional.streaming import point_chunks, row_chunks
+from hetsngp.functional.sampling import point_chunks, row_chunks
 
 # Below this q_y is taken from its logarithm, before float32 loses it.
 _SMALLEST = 1e-30

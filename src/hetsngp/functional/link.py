@@ -15,7 +15,7 @@ from hetsngp.functional.label_loss import LabelNLL
 from hetsngp.functional.laplace import contrast_basis
 from hetsngp.functional.points import Points, draw_seed, part_of
 from hetsngp.functional.quadrature import expected_log_sigmoid, log_expected_sigmoid
-from hetsngp.functional.streaming import StreamedLogSoftmax, pack, random_signs, replicate_sums, spread
+from hetsngp.functional.sampling import StreamedLogSoftmax, pack, random_signs, replicate_sums, spread
 from hetsngp.types import Factor, UtilityNormal
 
 LINKS = ("softmax", "sigmoid")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hetsngp.functional.link import CONTRAST_CLASSES, difference, in_contrasts
 from hetsngp.functional.quadrature import log_expected_sigmoid, normal_nodes
-from hetsngp.functional.streaming import sample
+from hetsngp.functional.sampling import sample
 from hetsngp.types import Prediction, UtilityNormal
 
 # Up to so many classes, this many (outer, inner) points of the nested rule: about 10⁵ softmax terms a row,

@@ -23,7 +23,7 @@ from hetsngp.functional.spectral import (
     start_vector,
     wide_dtype,
 )
-from hetsngp.nn.held import DIRECTION, Holdable, conv_options
+from hetsngp.nn.spectral_cache import DIRECTION, Holdable, conv_options
 
 _BUFFERS = ("spectral_bound", "spectral_sigma", "spectral_v")
 OPAQUE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # read inner weights without calling the layer
@@ -41,7 +41,7 @@ class _Bounded(Holdable):
     scalar, 0 until measured (then the weight is left alone); `spectral_v` (in, *spatial), empty until the
     first training pass. σ lags the weight by one iteration: by some per cent where two singular values cross
     in fast training. `torch.compile(fullgraph=True)` wants the first pass to be eager.
-    Held from outside (:mod:`hetsngp.nn.held`), a forward pass takes σ = ⟨W, G⟩ and leaves v as it is.
+    Held from outside (:mod:`hetsngp.nn.spectral_cache`), a forward pass takes σ = ⟨W, G⟩ and leaves v as it is.
 
     A pretrained layer is not to be changed by being bounded. It remembers the c that was asked for
     (`spectral_keep`): where its σ is larger when it is first measured, c becomes 1.05·σ, and at another image

@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
-from hetsngp.artifact import load
-from hetsngp.data.inputs import Inputs
-from hetsngp.data.registry import DATASETS
-from hetsngp.ensemble import Ensemble
-from hetsngp.model import Classifier
-from hetsngp.serving.verdicts import Thresholds
-from hetsngp.storage import CONFIG, ArtifactError, replace_file
+from hetsngp.data.datasets.registry import DATASETS
+from hetsngp.data.preprocessing import Inputs
+from hetsngp.files import replace_file
+from hetsngp.io.artifact import load
+from hetsngp.io.storage import CONFIG, ArtifactError
+from hetsngp.models.classifier import Classifier
+from hetsngp.models.ensemble import Ensemble
+from hetsngp.serving.decisions import Thresholds
 
 SERVING, MODEL = "serving.json", "model"
 FORMAT, VERSION = "hetsngp-serving", 1

@@ -10,11 +10,11 @@ from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
-from hetsngp.data.registry import DATASETS
+from hetsngp.data.datasets.registry import DATASETS
 from hetsngp.serving.bundle import Served
-from hetsngp.serving.predicting import ROWS, Line, image_files, predict_files, predict_set
-from hetsngp.serving.sheet import MOST, check_sheet, draw_lines
-from hetsngp.serving.verdicts import never_said
+from hetsngp.serving.contact_sheet import MOST, check_sheet, draw_lines
+from hetsngp.serving.decisions import never_said
+from hetsngp.serving.predictions import ROWS, Line, image_files, predict_files, predict_set
 
 __all__ = ["Line", "as_json", "as_text", "predict_and_show", "predict_files", "predict_set"]
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from hetsngp.training.states import laid_out_like, share_like
+from hetsngp.training.checkpointing.states import laid_out_like, share_like
 
 
 class Average:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from hetsngp.model import Classifier
-from hetsngp.nn.held import holdable_layers, refresh_bounds
+from hetsngp.models.classifier import Classifier
+from hetsngp.nn.spectral_cache import holdable_layers, refresh_bounds
 
 # Power iterations at a time. The largest singular value is held down while the next one grows: with one
 # iteration in ten steps its direction would be followed too late (docs/decisions.md).

@@ -12,28 +12,28 @@ from typing import Any
 
 import torch
 
-from hetsngp.artifact import save
-from hetsngp.calibration import TOLERANCE
-from hetsngp.counting import is_device_loader, tell_counts
-from hetsngp.ensemble import Ensemble
+from hetsngp.fitting.early_stopping import EpochResult, best_epoch
+from hetsngp.fitting.progress import at_a_terminal
 from hetsngp.functional.points import PartGenerator
-from hetsngp.model import Classifier, evaluating, to_device
-from hetsngp.nn.held import release_bounds
+from hetsngp.io.artifact import save
+from hetsngp.models.classifier import Classifier, evaluating, to_device
+from hetsngp.models.ensemble import Ensemble
+from hetsngp.models.loaders import is_device_loader, tell_counts
 from hetsngp.nn.spectral import bounded_layers, settle_bounds
-from hetsngp.posterior import fit_posterior, refuse_training_data
-from hetsngp.progress import at_a_terminal
-from hetsngp.report import PosteriorReport
+from hetsngp.nn.spectral_cache import release_bounds
+from hetsngp.posterior.calibration import TOLERANCE
+from hetsngp.posterior.fit import fit_posterior, refuse_training_data
+from hetsngp.posterior.report import PosteriorReport
+from hetsngp.training.checkpointing.randomness import own_randomness
+from hetsngp.training.checkpointing.states import load_model, whole
+from hetsngp.training.config import Keep, Plan
 from hetsngp.training.feeds import Feed, num_examples, share_of
 from hetsngp.training.gradients import FabricGradients
 from hetsngp.training.hardware import Hardware
 from hetsngp.training.logs import Row
-from hetsngp.training.plan import Keep, Plan
-from hetsngp.training.randomness import own_randomness
 from hetsngp.training.refit import Refit, samples_beta
 from hetsngp.training.run import Data, Run
-from hetsngp.training.states import load_model, whole
 from hetsngp.validation import check_batch
-from hetsngp.watching import EpochResult, best_epoch
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,14 @@ class Trained:
 
 
 class Engine:
-    """Lightning Fabric with one loop on it, the one of :mod:`hetsngp.loop`, for every method.
+    """Lightning Fabric with one loop on it, the one of :mod:`hetsngp.fitting.loop`, for every method.
 
     Making one starts the processes that ``hardware`` asks for: each runs the whole script, so make it before
     anything else. With one process there is nothing to start.
 
     >>> import hetsngp, tempfile
     >>> from hetsngp.nn.backbones import ResidualMLP
-    >>> from hetsngp.schedule import Schedule
+    >>> from hetsngp.fitting.schedule import Schedule
     >>> from torch.utils.data import DataLoader, TensorDataset
     >>> x = torch.randn(80, 2, generator=torch.Generator().manual_seed(0))
     >>> data = TensorDataset(x, (x[:, 0] > 0).long())

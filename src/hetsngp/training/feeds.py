@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, SubsetRandomSampler
 
-from hetsngp.counting import is_device_loader
-from hetsngp.data.shards import ShardLoader
-from hetsngp.model import Classifier
-from hetsngp.training.randomness import loader_generators, rng_state, set_rng_state
+from hetsngp.data.shards.streams import ShardLoader
+from hetsngp.models.classifier import Classifier
+from hetsngp.models.loaders import is_device_loader
+from hetsngp.training.checkpointing.randomness import loader_generators, rng_state, set_rng_state
 from hetsngp.validation import (
     check_batch,
     check_class_labels,
@@ -26,9 +26,9 @@ from hetsngp.validation import (
 class Feed:
     """Batches of ``loader`` for this process of a Fabric, in the order of the epoch.
 
-    A loader of ours (:class:`hetsngp.data.device_loader.DeviceLoader`) moves to the device, goes to any batch
+    A loader of ours (:class:`hetsngp.data.images.device_loader.DeviceLoader`) moves to the device, goes to any batch
     at once, and its batches are shared out. A DataLoader gets Fabric's sampler where there are several
-    processes, one over tar files (:class:`hetsngp.data.shards.ShardLoader`) shares out its images itself; to
+    processes, one over tar files (:class:`hetsngp.data.shards.streams.ShardLoader`) shares out its images itself; to
     go to a batch in the middle, those before it are loaded again, from the random numbers that the epoch
     began with, and thrown away. Any other iterable is for one process. Whatever has ``set_epoch`` is told.
     """
@@ -76,7 +76,7 @@ class Feed:
         elif fabric.world_size > 1:
             raise TypeError(
                 f"{fabric.world_size} processes cannot share a {type(loader).__name__}: give a DataLoader, "
-                "or hetsngp.data.device_loader.DeviceLoader"
+                "or hetsngp.data.images.device_loader.DeviceLoader"
             )
         elif isinstance(loader, Iterator):
             raise TypeError(

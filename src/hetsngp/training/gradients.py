@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetsngp.loop import Gradients, Place
-from hetsngp.model import Classifier
-from hetsngp.nn.held import hold_bounds
+from hetsngp.fitting.loop import Gradients, Place
+from hetsngp.models.classifier import Classifier
 from hetsngp.nn.normalization import FeatureNormalizer
+from hetsngp.nn.spectral_cache import hold_bounds
 from hetsngp.training.average import Average
 from hetsngp.training.bounds import BoundRefresh
+from hetsngp.training.checkpointing.states import STATISTICS
+from hetsngp.training.config import Plan
 from hetsngp.training.feeds import to_channels_last
-from hetsngp.training.plan import Plan
-from hetsngp.training.states import STATISTICS
 from hetsngp.validation import trusting
 
 

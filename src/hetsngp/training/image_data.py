@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from hetsngp.data.decoding import IMAGENET_MEAN, IMAGENET_STD, short_side
-from hetsngp.data.device_loader import Augmentation, DeviceLoader
-from hetsngp.data.files import LIMIT_BYTES, ImageFiles
-from hetsngp.data.images import ImageArrays
-from hetsngp.data.inputs import Images, Inputs
-from hetsngp.data.multi_label import MultiLabelFiles
-from hetsngp.data.shards import ShardedImages
+from hetsngp.data.images.arrays import ImageArrays
+from hetsngp.data.images.decoding import IMAGENET_MEAN, IMAGENET_STD, short_side
+from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
+from hetsngp.data.images.files import LIMIT_BYTES, ImageFiles
+from hetsngp.data.images.multi_label import MultiLabelFiles
+from hetsngp.data.preprocessing import Images, Inputs
+from hetsngp.data.shards.streams import ShardedImages
 from hetsngp.data.sources import has_test, open_set
-from hetsngp.training.task import ImageTask
+from hetsngp.training.recipes.task import ImageTask
 
 EVAL_ROWS = 1000
 """Images at a time where there is no gradient, and they are in memory."""

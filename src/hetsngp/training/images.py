@@ -13,21 +13,21 @@ import torch
 from torch import nn
 
 from hetsngp import metrics
-from hetsngp.conversion import convert
-from hetsngp.data.inputs import Images, Inputs
-from hetsngp.evaluation.curves import draw_curves
-from hetsngp.model import Classifier, to_device
+from hetsngp.conversion.conversion import convert
+from hetsngp.data.preprocessing import Images, Inputs
+from hetsngp.evaluation.figures import draw_curves
+from hetsngp.files import replace_file
+from hetsngp.models.classifier import Classifier, to_device
+from hetsngp.models.methods import build
 from hetsngp.nn.backbones import WideResNet
-from hetsngp.recipes import build
 from hetsngp.serving.bundle import write_serving
-from hetsngp.serving.verdicts import Thresholds, set_thresholds
-from hetsngp.storage import replace_file
+from hetsngp.serving.decisions import Thresholds, set_thresholds
+from hetsngp.training.config import Keep
 from hetsngp.training.engine import Engine
 from hetsngp.training.feeds import share_of
 from hetsngp.training.image_data import make_loaders, open_task, spread
-from hetsngp.training.plan import Keep
-from hetsngp.training.recipe import Recipe
-from hetsngp.training.task import ImageTask
+from hetsngp.training.recipes.recipe import Recipe
+from hetsngp.training.recipes.task import ImageTask
 from hetsngp.types import Prediction
 
 __all__ = ["ImageTask", "Recipe", "finished", "make_model", "measure", "train_images"]

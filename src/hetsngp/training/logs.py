@@ -9,10 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from hetsngp.loop import EpochResult
-from hetsngp.progress import Progress
-from hetsngp.storage import replace_file
-from hetsngp.training.plan import Keep
+from hetsngp.files import replace_file
+from hetsngp.fitting.loop import EpochResult
+from hetsngp.fitting.progress import Progress
+from hetsngp.training.config import Keep
 
 COLUMNS = ("epoch", "updates", "loss", "held_out", "rate", "seconds", "examples_per_second")
 

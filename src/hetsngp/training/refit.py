@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from hetsngp.model import Classifier
+from hetsngp.models.classifier import Classifier
 
 
 def samples_beta(model: Classifier) -> bool:

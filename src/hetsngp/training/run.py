@@ -10,18 +10,18 @@ from typing import Any
 
 import torch
 
-from hetsngp.counting import num_batches
-from hetsngp.loop import CHECK_EVERY, EpochResult, Place, checked_loss, nll_sums, run_epoch
-from hetsngp.training.checkpoint import has_state, remove_states, write_state
+from hetsngp.fitting.early_stopping import Best, watch
+from hetsngp.fitting.loop import CHECK_EVERY, EpochResult, Place, checked_loss, nll_sums, run_epoch
+from hetsngp.models.loaders import num_batches
+from hetsngp.training.checkpointing.randomness import set_rng_state
+from hetsngp.training.checkpointing.saving import CHECKPOINT, Saving, best_folder, check_finite
+from hetsngp.training.checkpointing.states import load_model, whole
+from hetsngp.training.checkpointing.storage import has_state, remove_states, write_state
+from hetsngp.training.config import Keep, Plan
 from hetsngp.training.feeds import Feed
 from hetsngp.training.gradients import FabricGradients
 from hetsngp.training.logs import Logs, Row
-from hetsngp.training.plan import Keep, Plan
-from hetsngp.training.randomness import set_rng_state
 from hetsngp.training.refit import Refit
-from hetsngp.training.saving import CHECKPOINT, Saving, best_folder, check_finite
-from hetsngp.training.states import load_model, whole
-from hetsngp.watching import Best, watch
 
 
 @dataclass(frozen=True)

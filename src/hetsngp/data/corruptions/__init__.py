@@ -8,7 +8,7 @@ the random numbers. Where the published code has slips that its published images
 from hetsngp.data.corruptions.apply import CORRUPTIONS, EXTRA, corrupt, corrupt_float, prepared_frost
 from hetsngp.data.corruptions.constants import CONSTANTS, SEVERITIES
 from hetsngp.data.corruptions.draws import Draws
-from hetsngp.data.corruptions.frosting import has_frost, load_frost
+from hetsngp.data.corruptions.frost_images import has_frost, load_frost
 
 __all__ = [
     "CONSTANTS",

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hetsngp.nn.inputs import widened_isometry
 from hetsngp.nn.linear import seeded_linear
+from hetsngp.nn.multi_input import widened_isometry
 
 
 class ResidualMLPBlock(nn.Module):

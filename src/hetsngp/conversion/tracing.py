@@ -1,0 +1,226 @@
+"""Which layer makes a network's logits: found by running it, not by the names of its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hetsngp.models.classifier import evaluating
+from hetsngp.nn.extractor import Passage, call, flat, logits_of, replace_layer
+
+LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d)
+# Layers an error lists, the last called first.
+LISTED = 8
+
+
+@dataclass(frozen=True)
+class LastLayer:
+    """The layer that makes the logits, by name, and how its input is to be had (:class:`Extractor`).
+
+    ``name`` None: the network has none, and returns features already.
+    """
+
+    name: str | None
+    num_features: int
+    num_outputs: int
+    reads: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """A linear layer as it was called."""
+
+    name: str
+    input: Tensor
+    output: Tensor
+    times: int = 1
+    """How often; input and output are those of the last time."""
+
+    def num_outputs(self, network: nn.Module) -> int:
+        return self.output.shape[_dim(network, self.name)]
+
+    def __str__(self) -> str:
+        return f"{self.name!r} {tuple(self.input.shape[1:])} → {tuple(self.output.shape[1:])}"
+
+
+class ClassifierNotFoundError(ValueError):
+    """No layer, or more than one, was seen to make the logits."""
+
+
+def find_last_layer(network: nn.Module, example: Any, named: str | None = None) -> LastLayer:
+    """The linear layer whose output is the network's: (B, K) logits, or a softmax or sigmoid of them.
+
+    The network runs on ``example`` in eval mode with a hook on every linear layer. A layer makes the logits
+    if adding a vector c to what it returns adds c to them; that holds through pooling and the choice of a
+    token too. ``named``: the layer, from a caller who knows; any module with a tensor in and a tensor out.
+    """
+    with evaluating(network):
+        output, calls = traced(network, example, named)
+        if named is not None:
+            return _taken_at_its_word(network, example, named, calls, output)
+        fits = [c for c in calls if output.dim() == 2 and c.num_outputs(network) == output.shape[1]]
+        found = [c for c in fits if makes_logits(network, example, c.name, output)]
+        if len(found) == 1:
+            return _located(network, example, found[0], output)
+    listed = ", ".join(str(c) for c in (found or calls[::-1][:LISTED]))
+    reason = "each of these layers adds to the logits" if found else "no single linear layer makes the logits"
+    raise ClassifierNotFoundError(
+        f"{reason} {tuple(output.shape)} of {type(network).__name__}: name the layer to replace by a head, "
+        f'classifier="...". Linear layers it called, the last first: {listed or "none"}. (A network that '
+        "returns features has no such layer: hetsngp.build(method, network, num_classes) puts a head on it.)"
+    )
+
+
+def returned_features(network: nn.Module, example: Any) -> LastLayer:
+    """Of a network without a last layer: what it returns."""
+    with evaluating(network):
+        h = flat(logits_of(call(network, example)))
+    if h.dim() != 2:
+        raise ClassifierNotFoundError(
+            f"{type(network).__name__} has no last layer and returns {tuple(h.shape)}, not one vector (B, D) "
+            "for each example: pool its features"
+        )
+    return LastLayer(None, h.shape[1], 0, "output")
+
+
+def in_precision(x: Any, dtype: torch.dtype) -> Any:
+    """The batch with its floating-point tensors in ``dtype``."""
+    if isinstance(x, Mapping):
+        return {name: in_precision(value, dtype) for name, value in x.items()}
+    if isinstance(x, tuple | list):
+        return tuple(in_precision(value, dtype) for value in x)
+    return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+
+
+def traced(network: nn.Module, example: Any, also: str | None = None) -> tuple[Tensor, list[Call]]:
+    """The logits for ``example``, and the last call of each linear layer and of ``also``, in order."""
+    calls: dict[str, Call] = {}
+
+    def noting(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def note(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
+                before = calls.pop(name, None)
+                calls[name] = Call(name, args[0], output, 1 if before is None else before.times + 1)
+
+        return note
+
+    wanted = [n for n, layer in network.named_modules() if isinstance(layer, LINEAR) or n == also]
+    with hooks([(network.get_submodule(name), noting(name)) for name in wanted]):
+        output = logits_of(call(network, example))
+    return flat(output), list(calls.values())
+
+
+def makes_logits(network: nn.Module, example: Any, name: str, output: Tensor) -> bool:
+    """Whether c added to the output of layer ``name`` is c added to the logits."""
+    layer = network.get_submodule(name)
+    shift = torch.randn(output.shape[1], generator=torch.Generator().manual_seed(0)).to(output)
+    along = shift.view(-1, *[1] * (2 if isinstance(layer, nn.Conv2d) else 1)) if _is_conv(layer) else shift
+    with hooks([(layer, lambda layer, args, result: result + along)]):
+        shifted = flat(logits_of(call(network, example)))
+    tolerance = 1e-3 if output.dtype in (torch.float32, torch.float64) else 3e-2
+    if not bool(((shifted - output).abs() > 10 * tolerance).any()):
+        return False  # a saturated softmax hides every shift
+    return any(
+        torch.allclose(shifted - output, expected - output, rtol=tolerance, atol=tolerance)
+        for expected in _shifted_outputs(output, shift)
+    )
+
+
+def _shifted_outputs(output: Tensor, shift: Tensor) -> Iterator[Tensor]:
+    """What the output becomes if it is logits, their log-softmax, softmax, or sigmoid."""
+    yield output + shift
+    yield F.log_softmax(output + shift, 1)
+    if bool((output >= 0).all()):
+        yield F.softmax(output.log() + shift, 1)
+        yield torch.sigmoid(torch.logit(output) + shift)
+
+
+def _taken_at_its_word(
+    network: nn.Module, example: Any, name: str, calls: Sequence[Call], output: Tensor
+) -> LastLayer:
+    called = {c.name: c for c in calls}
+    if name not in called:
+        raise ClassifierNotFoundError(
+            f"layer {name!r} of {type(network).__name__} was not called with a tensor: name one that is, "
+            f'classifier="...", of {", ".join(str(c) for c in calls[::-1][:LISTED])}'
+        )
+    return _located(network, example, called[name], output)
+
+
+def _located(network: nn.Module, example: Any, found: Call, output: Tensor) -> LastLayer:
+    """How the layer's input can be had: (B, D) from the network's own output, or from the layer's place."""
+    dim = _dim(network, found.name)
+    width, outputs = found.input.shape[dim], found.output.shape[dim]
+    layer = network.get_submodule(found.name)
+    passed = _output_without(network, example, found.name)
+    last = LastLayer(found.name, width, outputs, "output")
+    own = flat(found.input)
+    if passed is not None and passed.shape == (len(output), width):
+        # A layer may be called on every token or pixel, or more than once: then what comes out must be a
+        # choice or a mean of what it was given.
+        if found.times == 1 and own.dim() == 2 and torch.equal(passed, own):
+            return last
+        if is_linear(layer) and torch.allclose(_applied(layer, passed), output, rtol=1e-3, atol=1e-3):
+            return last
+    if own.dim() == 2 and len(own) == len(output) and found.times == 1:
+        return replace(last, reads="input")
+    called = f"called {found.times} times, the last" if found.times > 1 else "called"
+    raise ClassifierNotFoundError(
+        f"layer {found} is {called} on {tuple(found.input.shape)}, not on one vector (B, D) for each "
+        'example, and the network does not turn its input into one: name another layer, classifier="..."'
+    )
+
+
+def _output_without(network: nn.Module, example: Any, name: str) -> Tensor | None:
+    """The output when the layer passes its input on; None where the network cannot go on with that."""
+    layer = network.get_submodule(name)
+    try:
+        changed = replace_layer(network, name, Passage())
+        return flat(logits_of(call(changed, example)))
+    except Exception:
+        return None
+    finally:
+        if name:
+            replace_layer(network, name, layer)
+
+
+def _applied(layer: nn.Module, h: Tensor) -> Tensor:
+    weight: Any = layer.weight
+    return F.linear(h, weight.flatten(1), layer.bias)  # type: ignore[arg-type]
+
+
+def _is_conv(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Conv1d | nn.Conv2d)
+
+
+def is_linear(layer: nn.Module) -> bool:
+    """Whether it acts on each vector alone, as Wx + b: a linear layer, or a convolution with a kernel of size
+    one; exact types only, since a subclass may use its weight in another way.
+    """
+    if type(layer) not in LINEAR:
+        return False
+    if isinstance(layer, nn.Conv1d | nn.Conv2d):
+        return set(layer.kernel_size) == {1} and layer.groups == 1
+    return True
+
+
+def _dim(network: nn.Module, name: str) -> int:
+    """The dimension of features and logits in the layer's input and output."""
+    return 1 if _is_conv(network.get_submodule(name)) else -1
+
+
+@contextmanager
+def hooks(pairs: Iterable[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+    """Forward hooks for the time of the block."""
+    handles = [module.register_forward_hook(hook) for module, hook in pairs]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

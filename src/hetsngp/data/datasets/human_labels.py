@@ -1,0 +1,184 @@
+"""What people said of CIFAR-10: three and more labels for each training image, fifty for each test image.
+
+CIFAR-10N (Wei et al. 2022) has labels of the training images as crowd workers gave them; CIFAR-10H (Peterson
+et al. 2019) has about 50 votes for each test image. Both are lists in CIFAR-10's own order, and a copy of
+the images in another order would get labels at random, so the order is checked wherever they meet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hetsngp.data.datasets import cifar
+from hetsngp.data.datasets.roots import DataSet, data_root, first_file
+from hetsngp.data.images.arrays import ImageArrays
+from hetsngp.data.images.npz import npz_keys, read_array
+from hetsngp.validation import check_choice
+
+CIFAR10N_KEYS = {
+    "aggre": "aggre_label",
+    "random1": "random_label1",
+    "random2": "random_label2",
+    "random3": "random_label3",
+    "worse": "worse_label",
+    "clean": "clean_label",
+}
+"""Our names, and those in the authors' file; with c10_ before them in cifar_n.npz."""
+CIFAR10N_FILE = "CIFAR-10_human.pt"
+CIFAR10N_GET = (
+    "git clone https://github.com/UCSC-REAL/cifar-10-100n in the folder of data sets, or only "
+    "data/CIFAR-10_human.pt from there"
+)
+CIFAR10H_FILE = "cifar10h-counts.npy"
+CIFAR10H_GET = (
+    "git clone https://github.com/jcpeterson/cifar-10h in the folder of data sets, or "
+    "https://github.com/jcpeterson/cifar-10h/raw/master/data/cifar10h-counts.npy"
+)
+CLASSES = 10
+# Most voters agree with CIFAR-10 on 99 % of its test images; in another order on 10 %.
+LEAST_AGREEMENT = 0.9
+
+
+# --- CIFAR-10N --------------------------------------------------------------------------------------------
+
+
+def load_cifar10n(root: str | Path | None = None) -> dict[str, Tensor]:
+    """Labels of CIFAR-10's 50,000 training images: (50000,) int64 for each of six names.
+
+    "random1", "random2" and "random3" are one worker's each (17 to 18 % wrong), "aggre" is their majority
+    (9 %), "worse" a wrong one where there is any (40 %), "clean" CIFAR-10's own.
+    """
+    base = data_root(root)
+    folders = (base, base / "cifar10n", base / "cifar10", base / "cifar-10-100n" / "data")
+    files = [*(folder / CIFAR10N_FILE for folder in folders), base / "cifar10" / "cifar_n.npz"]
+    file = first_file("cifar10n", files, CIFAR10N_GET)
+    try:
+        content = _npz_labels(file) if file.suffix == ".npz" else _torch_labels(file)
+        return {name: _labels(content[key]) for name, key in CIFAR10N_KEYS.items()}
+    except Exception as error:  # a damaged archive fails in zipfile, pickle, torch or NumPy
+        raise ValueError(
+            f"{file} is damaged or no file of CIFAR-10N ({error}): get it again, {CIFAR10N_GET}"
+        ) from error
+
+
+def open_cifar10n(root: str | Path | None, split: str, labels: str = "worse") -> ImageArrays:
+    """CIFAR-10's training images with those ``labels`` of :func:`load_cifar10n`; its test images as they are.
+
+    "worse" is the default because it is the set on which methods for noisy labels differ most.
+    """
+    check_choice("labels of cifar10n", labels, CIFAR10N_KEYS)
+    if split != "train":
+        return cifar.load_cifar("cifar10", split, root)
+    people, images = load_cifar10n(root), cifar.load_cifar("cifar10", split, root)
+    differ = int((people["clean"] != images.labels).sum())
+    if differ:
+        raise ValueError(
+            f"CIFAR-10N's clean labels are not those of CIFAR-10 for {differ} of {len(images)} training "
+            "images, so one of them is in another order (TensorFlow's, for example) and labels would go to "
+            f"wrong images: get CIFAR-10 from its authors, {cifar.CIFAR_SETS[0].get}, and the labels by "
+            f"{CIFAR10N_GET}"
+        )
+    return dataclasses.replace(images, labels=people[labels])
+
+
+def _torch_labels(file: Path) -> Mapping[str, Any]:
+    """The authors' file, a dict of arrays, by an unpickler that can make these and nothing else."""
+    reconstruct: Any = np.empty(0).__reduce__()[0]
+    whole_numbers = [type(np.dtype(kind)) for kind in "bBhHiIlLqQ"]
+    # NumPy moved the function, and files of both times are about.
+    moved = [(reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
+    with torch.serialization.safe_globals([*moved, np.ndarray, np.dtype, *whole_numbers]):
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    if not isinstance(content, dict):
+        raise ValueError(f"a {type(content).__name__}, not a dict")
+    return content
+
+
+def _npz_labels(file: Path) -> Mapping[str, Any]:
+    held = npz_keys(file)
+    return {key: read_array(file, f"c10_{key}") for key in CIFAR10N_KEYS.values() if f"c10_{key}" in held}
+
+
+def _labels(values: Any) -> Tensor:
+    array = np.asarray(values)
+    count = cifar.SIZES["train"]
+    if array.shape != (count,) or array.dtype.kind not in "iu":
+        raise ValueError(f"labels {array.dtype} of shape {array.shape} where ({count},) was expected")
+    if array.min() < 0 or array.max() >= CLASSES:
+        raise ValueError(f"labels from {array.min()} to {array.max()} where 0 … {CLASSES - 1} was expected")
+    return torch.from_numpy(array.astype(np.int64))
+
+
+# --- CIFAR-10H --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class VotedImages:
+    """``images`` with their own labels, and ``votes``: (N, K) int64, how many people chose each class."""
+
+    images: ImageArrays
+    votes: Tensor
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+def load_cifar10h(root: str | Path | None = None) -> Tensor:
+    """(10000, 10) int64: votes for each class, about 50 in all for each of CIFAR-10's test images."""
+    base = data_root(root)
+    folders = (base, base / "cifar10h", base / "cifar10", base / "cifar-10h" / "data")
+    files = [*(folder / CIFAR10H_FILE for folder in folders), base / "cifar10" / "cifar10h_counts.npz"]
+    file = first_file("cifar10h", files, CIFAR10H_GET)
+    try:
+        votes = read_array(file, "counts") if file.suffix == ".npz" else np.load(file, allow_pickle=False)
+        shape = (cifar.SIZES["test"], CLASSES)
+        if votes.shape != shape or (votes != votes.round()).any() or votes.min() < 0:
+            raise ValueError(f"{votes.dtype} of shape {votes.shape} where counts {shape} were expected")
+    except Exception as error:  # a damaged file fails in zipfile, zlib or NumPy
+        raise ValueError(
+            f"{file} is damaged or no file of CIFAR-10H ({error}): get it again, {CIFAR10H_GET}"
+        ) from error
+    return torch.from_numpy(votes.astype(np.int64))
+
+
+def open_cifar10h(root: str | Path | None, split: str = "test") -> VotedImages:
+    """CIFAR-10's test images and the votes of :func:`load_cifar10h`."""
+    votes, images = load_cifar10h(root), cifar.load_cifar("cifar10", split, root)
+    agreement = float((votes.argmax(1) == images.labels).float().mean())
+    if agreement < LEAST_AGREEMENT:
+        raise ValueError(
+            f"CIFAR-10H's voters agree with CIFAR-10's labels on {agreement:.0%} of the test images, not on "
+            "99 % as published, so one of them is in another order: get CIFAR-10 from its authors, "
+            f"{cifar.CIFAR_SETS[0].get}, and the votes by {CIFAR10H_GET}"
+        )
+    return VotedImages(images, votes)
+
+
+PEOPLES_SETS = (
+    DataSet(
+        "cifar10n",
+        "CIFAR-10's training images with labels by people, 9 to 40 % of them wrong; its clean test images",
+        f"{CIFAR10N_FILE} here or in cifar10n/ or cifar-10-100n/data/, or cifar10/cifar_n.npz; cifar10",
+        CIFAR10N_GET,
+        tuple(cifar.SIZES),
+        open_cifar10n,
+        variants=tuple(CIFAR10N_KEYS),
+    ),
+    DataSet(
+        "cifar10h",
+        "CIFAR-10's test images with about 50 people's votes for each",
+        f"{CIFAR10H_FILE} here or in cifar10h/ or cifar-10h/data/, or cifar10/cifar10h_counts.npz; cifar10",
+        CIFAR10H_GET,
+        ("test",),
+        open_cifar10h,
+        gives="VotedImages",
+    ),
+)

@@ -1,0 +1,1 @@
+"""Labelled images, in memory or on disk, and their loaders."""

@@ -1,0 +1,252 @@
+"""Batches of images that live on the device: order, crops and flips by indexing there, no worker processes.
+
+All that is random in an epoch is drawn at once on the CPU, from (seed, epoch) alone, and taken to the device
+once. So an epoch is the same on every device, for every number of processes, from whatever batch it starts.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hetsngp.data.images.arrays import ImageArrays
+from hetsngp.validation import check_positive
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """A window of the image's size out of the image with ``crop`` black pixels around it; mirrored or not.
+
+    What RandomCrop(size, padding=crop) and RandomHorizontalFlip do in torchvision, before ToTensor.
+    """
+
+    crop: int = 4
+    flip: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.crop, bool) or not isinstance(self.crop, int) or self.crop < 0:
+            raise ValueError(f"crop must be a whole number of pixels, 0 for no cropping, got {self.crop!r}")
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """What was drawn for an epoch, by position in it; on the loader's device."""
+
+    order: Tensor | None
+    """(N,) which example stands at each position; None: as they lie."""
+    windows: Tensor | None
+    """(3, N) int64, see :func:`crop_and_flip`; None: the images as they are."""
+
+
+class DeviceLoader:
+    """Batches (x, y) of ``data``; x: (b, C, H, W) float32, (x/255 − mean)/std; y: (b,) int64.
+
+    ``batch_size`` is the global one, over all processes. ``drop_last`` leaves out a last batch that is not
+    full; None: where shuffled. ``mean`` and ``std``: (C,) in units of [0, 1]; None: those of ``data``, so a
+    loader for evaluation should get ``mean=train.mean, std=train.std``.
+
+    The number of the epoch goes up with each ``iter``, or is set by :meth:`set_epoch`; together with ``seed``
+    it decides the order and the augmentation.
+
+    >>> images = torch.arange(5 * 16).view(5, 1, 4, 4).byte()
+    >>> data = ImageArrays(images, torch.arange(5), tuple("abcde"))
+    >>> [(tuple(x.shape), len(y)) for x, y in DeviceLoader(data, 2)]
+    [((2, 1, 4, 4), 2), ((2, 1, 4, 4), 2), ((1, 1, 4, 4), 1)]
+    >>> len(DeviceLoader(data, 2, shuffle=True, augment=Augmentation(crop=1)))
+    2
+    """
+
+    def __init__(
+        self,
+        data: ImageArrays,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        augment: Augmentation | None = None,
+        mean: Sequence[float] | Tensor | None = None,
+        std: Sequence[float] | Tensor | None = None,
+        drop_last: bool | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.dataset = data
+        self.batch_size = int(check_positive("batch_size", batch_size, integer=True))
+        self.shuffle, self.augment, self.seed = shuffle, augment, seed
+        self.drop_last = shuffle if drop_last is None else drop_last
+        self.epoch = 0
+        """Of the next ``iter``."""
+        self.rank, self.world_size = 0, 1
+        self.channels_last = False
+        self._start = 0
+        self._check()
+        self.mean, self.std = _normalisation(data, mean, std)
+        # (x/255 − mean)/std = x·scale + shift, rounded to float32 once
+        scale, shift = 1 / (255 * self.std), -self.mean / self.std
+        self._scale, self._shift = (t.float()[:, None, None].to(data.images.device) for t in (scale, shift))
+
+    def _check(self) -> None:
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise ValueError(f"seed must be a whole number of at least 0, got {self.seed!r}")
+        side = min(self.dataset.images.shape[-2:])
+        if self.augment is not None and self.augment.crop >= side:
+            raise ValueError(
+                f"Augmentation(crop={self.augment.crop}) on images of {side} pixels would leave some black: "
+                f"choose less than {side}, e.g. {side // 8}"
+            )
+        if self.drop_last and len(self.dataset) < self.batch_size:
+            raise ValueError(
+                f"{len(self.dataset)} examples give no full batch of {self.batch_size}: choose a smaller "
+                "batch_size, or drop_last=False"
+            )
+
+    # --- copies for a device, for a process -------------------------------------------------------------
+
+    def to(self, device: torch.device | str, channels_last: bool = False) -> DeviceLoader:
+        """A copy whose bytes live on ``device``; those that are there already are shared."""
+        other = copy.copy(self)
+        other.dataset = self.dataset.to(device)
+        other._scale, other._shift = self._scale.to(device), self._shift.to(device)
+        other.channels_last = channels_last
+        return other
+
+    def clean(self) -> DeviceLoader:
+        """A copy that yields every image once, as it is and where it lies: no augmentation, no shuffling."""
+        other = copy.copy(self)
+        other.shuffle, other.augment, other.drop_last = False, None, False
+        return other
+
+    def shard(self, rank: int, world_size: int) -> DeviceLoader:
+        """A copy for one of ``world_size`` processes: its contiguous part of every global batch.
+
+        Of a full batch of B that is rows [r·B/W, (r+1)·B/W). Where W does not divide a batch (never with
+        ``drop_last``) parts differ by a row, and a process that would get no row of the last batch has a
+        batch fewer: together they yield every example once.
+        """
+        check_positive("world_size", world_size, integer=True)
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank must be one of 0 … {world_size - 1}, got {rank!r}")
+        if self.world_size > 1:
+            raise ValueError("this loader is a shard already: shard the loader of all processes")
+        below = self.batch_size - self.batch_size % world_size
+        if self.batch_size < world_size or (self.drop_last and below != self.batch_size):
+            choices = " or ".join(str(b) for b in (below, below + world_size) if b)
+            raise ValueError(
+                f"batch_size={self.batch_size} is for all {world_size} processes together and cannot be "
+                f"shared out evenly: choose {choices}"
+            )
+        other = copy.copy(self)
+        other.rank, other.world_size = rank, world_size
+        return other
+
+    # --- where to go on ---------------------------------------------------------------------------------
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next ``iter`` is of this epoch."""
+        if epoch < 0:
+            raise ValueError(f"epoch must be at least 0, got {epoch!r}")
+        self.epoch = int(epoch)
+
+    def start_at(self, batch: int) -> None:
+        """The next ``iter``, and only that, begins with this batch; nothing is done for those before it."""
+        if not 0 <= batch <= self._global_batches():
+            raise ValueError(f"an epoch has {self._global_batches()} batches: cannot start at {batch!r}")
+        self._start = int(batch)
+
+    # --- batches ----------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch, for this process."""
+        count = self._global_batches()
+        begin, end = self._bounds(count - 1)
+        return count if begin < end else count - 1
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        # Not itself a generator: epoch and start count from the call, not from the first batch.
+        epoch, start = self.epoch, self._start
+        self.epoch, self._start = epoch + 1, 0
+        return self._batches(epoch, start)
+
+    def _batches(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+        plan = self._draw(epoch)
+        for batch in range(start, len(self)):
+            yield self._batch(plan, slice(*self._bounds(batch)))
+
+    def _global_batches(self) -> int:
+        size = len(self.dataset)
+        return size // self.batch_size if self.drop_last else -(-size // self.batch_size)
+
+    def _bounds(self, batch: int) -> tuple[int, int]:
+        """Positions in the epoch, from and to, of this process's part of a batch."""
+        begin = batch * self.batch_size
+        rows = min(self.batch_size, len(self.dataset) - begin)
+        return begin + rows * self.rank // self.world_size, begin + rows * (self.rank + 1) // self.world_size
+
+    def _draw(self, epoch: int) -> _Plan:
+        size, device, augment = len(self.dataset), self.dataset.images.device, self.augment
+        # SeedSequence mixes: seed 0 in epoch 1 has nothing to do with seed 1 in epoch 0.
+        state = np.random.SeedSequence((self.seed, epoch)).generate_state(1, np.uint64)[0]
+        generator = torch.Generator().manual_seed(int(state >> np.uint64(1)))
+        order = windows = None
+        # The order comes first, so that augmentation does not change it.
+        if self.shuffle:
+            order = torch.randperm(size, generator=generator).to(device)
+        if augment is not None:
+            corners = torch.randint(2 * augment.crop + 1, (2, size), generator=generator)
+            flips = torch.randint(1 + augment.flip, (1, size), generator=generator)
+            windows = torch.cat([corners, flips]).to(device)
+        return _Plan(order, windows)
+
+    def _batch(self, plan: _Plan, positions: slice) -> tuple[Tensor, Tensor]:
+        rows = positions if plan.order is None else plan.order[positions]
+        x, y = self.dataset.images[rows], self.dataset.labels[rows]
+        if self.augment is not None and plan.windows is not None:
+            x = crop_and_flip(x, plan.windows[:, positions], self.augment.crop)
+        if self.channels_last:
+            x = x.contiguous(memory_format=torch.channels_last)  # while it is bytes: a quarter of the traffic
+        # A slice of the labels would hand out the data set itself, to be written on.
+        return torch.addcmul(self._shift, x, self._scale), y.clone() if plan.order is None else y
+
+
+def crop_and_flip(images: Tensor, windows: Tensor, padding: int) -> Tensor:
+    """Of each image with ``padding`` zeros around it the window at (top, left), mirrored where flip is 1.
+
+    ``images``: (b, C, H, W). ``windows``: (3, b) int64: top and left, in 0 … 2·padding, and flip, 0 or 1.
+
+    >>> crop_and_flip(torch.tensor([[[[1, 2], [3, 4]]]]), torch.tensor([[2], [1], [1]]), padding=1)
+    tensor([[[[4, 3],
+              [0, 0]]]])
+    """
+    batch, channels, height, width = images.shape
+    top, left, flip = windows[:, :, None]
+    i, j = (torch.arange(side, device=images.device) for side in (height, width))
+    row = top + i
+    column = left + j + flip * (width - 1 - 2 * j)
+    # (b, H·W) positions in the padded image, the same for all channels
+    index = (row[:, :, None] * (width + 2 * padding) + column[:, None, :]).flatten(1)
+    padded = F.pad(images, (padding,) * 4).flatten(2)
+    return padded.gather(2, index[:, None].expand(-1, channels, -1)).view(batch, channels, height, width)
+
+
+def _normalisation(data: ImageArrays, mean: Any, std: Any) -> tuple[Tensor, Tensor]:
+    """(C,), (C,) in float64, as given or those of the data."""
+    if (mean is None) != (std is None):
+        raise ValueError("mean and std belong together: give both, or neither for those of the data")
+    if mean is None:
+        mean, std = data.statistics()
+    channels = data.images.shape[1]
+    mean, std = (torch.as_tensor(value, dtype=torch.float64).cpu() for value in (mean, std))
+    for name, value in (("mean", mean), ("std", std)):
+        if value.shape != (channels,) or not bool(value.isfinite().all()):
+            raise ValueError(f"{name} must be {channels} finite numbers, one a channel, got {value.tolist()}")
+    if not bool((std > 0).all()):
+        raise ValueError(
+            f"std is {std.tolist()}, and pixels are divided by it: where a channel is constant, give mean "
+            "and std yourself"
+        )
+    return mean, std

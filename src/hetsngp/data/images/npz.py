@@ -1,0 +1,114 @@
+"""Images in a NumPy file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hetsngp.data.images.arrays import ImageArrays
+
+CHANNELS = (1, 3, 4)
+"""How many an image may have for us to tell them from its height and width."""
+
+
+def load_npz(
+    path: str | Path,
+    *,
+    images: str | None = None,
+    labels: str | None = None,
+    class_names: Sequence[str] | None = None,
+) -> ImageArrays:
+    """The arrays of those names in a .npz file; None: ``images`` or ``x``, ``labels`` or ``y``.
+
+    Images are uint8, (N, H, W), (N, H, W, C) or (N, C, H, W) with C one of 1, 3, 4. Where both could be, the
+    last dimension holds the channels, as NumPy, Pillow and TensorFlow have it. Labels are whole numbers, (N,)
+    or (N, 1), and the classes are 0 … their maximum, unless an array ``class_names`` is in the file or given.
+    """
+    path = Path(path).expanduser()
+    keys = npz_keys(path)
+    pixels = read_array(path, _pick(path, keys, images, ("images", "x")))
+    numbers = read_array(path, _pick(path, keys, labels, ("labels", "y")))
+    if pixels.dtype != np.uint8:
+        raise TypeError(
+            f"the images in {path} are {pixels.dtype}, not bytes: save them as uint8, for values in [0, 1] "
+            "(255 * images).round().astype(np.uint8)"
+        )
+    if numbers.dtype.kind not in "iu":
+        raise TypeError(
+            f"the labels in {path} are {numbers.dtype}: save class numbers, 0 … K−1, as int64; of names "
+            "class_names, labels = np.unique(labels, return_inverse=True)"
+        )
+    if numbers.ndim == 2 and numbers.shape[1] == 1:
+        numbers = numbers[:, 0]
+    if class_names is None and "class_names" in keys:
+        class_names = [str(name) for name in read_array(path, "class_names").ravel()]
+    if class_names is None:
+        class_names = [str(label) for label in range(int(numbers.max()) + 1 if numbers.size else 0)]
+    try:
+        return ImageArrays(
+            torch.from_numpy(np.ascontiguousarray(channels_first(pixels))),
+            torch.from_numpy(numbers.astype(np.int64)),
+            tuple(class_names),
+        )
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def channels_first(pixels: np.ndarray) -> np.ndarray:
+    """(N, C, H, W) of what :func:`load_npz` takes.
+
+    >>> [channels_first(np.zeros(shape)).shape for shape in [(5, 8, 8), (5, 8, 8, 3), (5, 3, 8, 8)]]
+    [(5, 1, 8, 8), (5, 3, 8, 8), (5, 3, 8, 8)]
+    """
+    if pixels.ndim == 3:
+        return pixels[:, None]
+    if pixels.ndim == 4 and pixels.shape[3] in CHANNELS:
+        return pixels.transpose(0, 3, 1, 2)
+    if pixels.ndim == 4 and pixels.shape[1] in CHANNELS:
+        return pixels
+    raise ValueError(
+        f"images have shape {pixels.shape} where (N, H, W), (N, H, W, C) or (N, C, H, W) with C one of "
+        f"{', '.join(map(str, CHANNELS))} was expected: reshape them, or make an ImageArrays yourself"
+    )
+
+
+def npz_keys(path: str | Path) -> tuple[str, ...]:
+    """Names of the arrays in a .npz file."""
+    with _opened(Path(path)) as file:
+        return tuple(file.files)
+
+
+def read_array(path: str | Path, key: str) -> np.ndarray:
+    """One array of a .npz file, and no other: those of another split may be large."""
+    with _opened(Path(path)) as file:
+        return file[key]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise ValueError("a single array, not an archive of them")
+            yield file
+    except Exception as error:  # a damaged archive fails in zipfile, zlib or NumPy, each in its own way
+        raise ValueError(
+            f"{path} cannot be read ({error}): save plain arrays with np.savez(path, images=…, labels=…)"
+        ) from error
+
+
+def _pick(path: Path, keys: Sequence[str], name: str | None, usual: Sequence[str]) -> str:
+    wanted = usual if name is None else (name,)
+    found = [key for key in wanted if key in keys]
+    if not found:
+        raise ValueError(
+            f"{path} has no array {' or '.join(map(repr, wanted))}, only {', '.join(map(repr, keys))}: say "
+            "which to use with load_npz(path, images=…, labels=…)"
+        )
+    return found[0]

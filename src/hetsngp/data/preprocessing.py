@@ -1,0 +1,234 @@
+"""How images become what a network takes: saved with a model, so that whoever predicts sees what it saw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hetsngp.data.corrupted import CorruptedImages, Mapped, corrupted_images, open_corrupted
+from hetsngp.data.datasets.cifar_c import FOLDERS as CIFAR_C
+from hetsngp.data.datasets.cifar_c import CorruptedFiles
+from hetsngp.data.datasets.registry import open_data
+from hetsngp.data.images.arrays import ImageArrays
+from hetsngp.data.images.decoding import middle, open_picture
+from hetsngp.data.images.device_loader import DeviceLoader
+from hetsngp.data.images.files import ImageFiles
+from hetsngp.data.images.multi_label import MultiLabelFiles
+from hetsngp.data.shards.streams import ShardedImages
+from hetsngp.data.sources import open_set
+from hetsngp.validation import check_choice
+
+SMALL_BYTES = 2**28
+"""Sets of files that decode to no more are held in memory: worker processes would take longer to start."""
+CORRUPTED = (*CIFAR_C, "imagenet-c", "made")
+"""Names of corrupted sets; "made": the standard corruptions of the test images, by our own code."""
+
+LARGEST = float(torch.finfo(torch.float32).max)
+Images = ImageArrays | ImageFiles | MultiLabelFiles | ShardedImages
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Pixels (C, H, W) in [0, 1] → (x − mean)/std, and the names of the classes.
+
+    >>> inputs = Inputs((8, 8), (0.5,) * 3, (0.25,) * 3, ("cat", "dog"))
+    >>> data = ImageArrays(torch.full((2, 3, 8, 8), 255).byte(), torch.tensor([0, 1]), ("cat", "dog"))
+    >>> x, y = next(iter(inputs.loader(data, batch_size=2)))
+    >>> tuple(x.shape), round(float(x.max()), 3)
+    ((2, 3, 8, 8), 2.0)
+    """
+
+    size: tuple[int, int]
+    """Height and width, pixels."""
+    mean: tuple[float, ...]
+    """Of each channel, in units of [0, 1]."""
+    std: tuple[float, ...]
+    class_names: tuple[str, ...]
+    several_labels: bool = False
+    """Whether an image may have several classes at once."""
+    resize: int | None = None
+    """Of image files: the short side before the middle is taken; None: as ``size``."""
+
+    def __post_init__(self) -> None:
+        for name in ("size", "mean", "std", "class_names"):
+            value = getattr(self, name)
+            if isinstance(value, str) or not isinstance(value, Iterable):
+                raise ValueError(f"{name} is a list, got {value!r:.50}")
+            object.__setattr__(self, name, tuple(value))
+        sides = (*self.size, *(() if self.resize is None else (self.resize,)))
+        if len(self.size) != 2 or not all(type(side) is int and side > 0 for side in sides):
+            raise ValueError(
+                f"size is (height, width) and resize a side, whole numbers of pixels, got {sides}"
+            )
+        scale = (*self.mean, *self.std)
+        if not all(type(number) in (int, float) and abs(number) < LARGEST for number in scale):
+            raise ValueError(f"mean and std are finite numbers, got {scale!s:.200}")
+        if len(self.mean) != len(self.std) or not self.mean or not all(s > 0 for s in self.std):
+            raise ValueError(f"mean and std are a number a channel, std positive: {self.mean}, {self.std}")
+        if len(self.class_names) < 2 or not all(isinstance(name, str) for name in self.class_names):
+            raise ValueError(f"class_names are two or more words, got {self.class_names!s:.200}")
+
+    @property
+    def channels(self) -> int:
+        """C."""
+        return len(self.mean)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @staticmethod
+    def of_dict(values: Mapping[str, Any]) -> Inputs:
+        """What :meth:`to_dict` gave."""
+        known = {field.name for field in fields(Inputs)}
+        if not isinstance(values, Mapping) or not set(values) <= known:
+            raise ValueError(f"inputs are described by {', '.join(sorted(known))}, got {values!r:.200}")
+        try:
+            return Inputs(**values)
+        except TypeError as error:
+            raise ValueError(f"inputs are not described in full: {error}") from error
+
+    # --- sets -------------------------------------------------------------------------------------------
+
+    def open(
+        self,
+        spec: str | Path,
+        split: str = "test",
+        *,
+        limit: int | None = None,
+        root: str | Path | None = None,
+    ) -> Images:
+        """A set by name, folder or .npz file, as :func:`hetsngp.data.sources.open_set` opens it.
+
+        ``limit``: so many of it, of every class alike where it has classes.
+        """
+        found = open_set(spec, split, root=root)
+        if not isinstance(found, Images):
+            raise ValueError(
+                f"{spec} is a {type(found).__name__}, not one set of images: name another, docs/data.md has "
+                "a list; corrupted sets are given as corrupted"
+            )
+        return some_of(found, limit)
+
+    def open_corrupted(
+        self,
+        spec: str,
+        *,
+        clean: str | Path | None = None,
+        limit: int | None = None,
+        root: str | Path | None = None,
+    ) -> Mapping[tuple[str, int], Images]:
+        """(corruption, severity) → images: "cifar10-c", "cifar100-c" (published files, or made where they are
+        missing), "imagenet-c", or "made": the standard corruptions of the test images of ``clean``.
+
+        The images of ImageNet-C are cut already: ``loader(images, …, resize=inputs.size[0])``.
+        """
+        check_choice("corrupted set", spec, CORRUPTED)
+        if spec == "imagenet-c":
+            found: Mapping[tuple[str, int], Images] = open_data(spec, "test", root)
+        elif spec == "made":
+            if clean is None:
+                raise ValueError("of what are the corruptions to be made? give clean, a set of images")
+            found = self._made(clean, limit, root)
+        else:
+            found = open_corrupted(spec, root)
+            if isinstance(found, CorruptedImages) and limit is not None:  # rather than making all of them
+                found = replace(found, images=some_of(found.images, limit))
+        if limit is None or isinstance(found, CorruptedImages):
+            return found
+        return Mapped(found, lambda images: some_of(images, limit), about=f"some {limit}")
+
+    def _made(self, clean: str | Path, limit: int | None, root: str | Path | None) -> CorruptedImages:
+        images = self.open(clean, "test", limit=limit, root=root)
+        if isinstance(images, ImageFiles):
+            images = images.load(*self._square(), resize=self.resize)
+        if not isinstance(images, ImageArrays):
+            raise ValueError(f"corruptions are made of images with a label each, and {clean} has several")
+        return corrupted_images(images, root=root)
+
+    def loader(
+        self,
+        data: Images,
+        batch_size: int,
+        *,
+        device: torch.device | str | None = None,
+        num_workers: int | None = None,
+        resize: int | None = None,
+    ) -> Any:
+        """Batches (x, y) of all images, in order. ``resize`` in place of the own: of files that are cut."""
+        resize = self.resize if resize is None else resize
+        if not isinstance(data, ImageArrays):
+            self._check_colour("image files")
+        if isinstance(data, ImageFiles) and len(data) * 3 * self.size[0] * self.size[1] <= SMALL_BYTES:
+            data = data.load(*self._square(), resize=resize)
+        if not isinstance(data, ImageArrays):
+            return data.loader(
+                *self._square(),
+                batch_size,
+                num_workers=num_workers,
+                mean=self.mean,
+                std=self.std,
+                resize=resize,
+            )
+        shape = tuple(data.images.shape[1:])
+        if shape != (self.channels, *self.size):
+            raise ValueError(
+                f"the images are {shape} (channels, height, width), and the model takes "
+                f"{(self.channels, *self.size)}: give a set of image files, which are made to fit, or train "
+                "on images of that size"
+            )
+        loader = DeviceLoader(data, batch_size, mean=self.mean, std=self.std)
+        return loader if device is None else loader.to(device)
+
+    def read(self, files: Sequence[str | Path]) -> Tensor:
+        """(n, C, H, W) float32 of image files."""
+        self._check_colour("image files")
+        pixels = torch.stack([self.pixels(file) for file in files])
+        mean, std = (torch.tensor(value)[:, None, None] for value in (self.mean, self.std))
+        return (pixels.float() / 255 - mean) / std
+
+    def pixels(self, file: str | Path) -> Tensor:
+        """(3, H, W) uint8 of one."""
+        if not Path(file).is_file():
+            raise FileNotFoundError(f"{file} is not there: give image files that are")
+        return middle(open_picture(Path(file), str(file)), *self._square(), resize=self.resize)
+
+    def _square(self) -> tuple[int]:
+        if self.size[0] != self.size[1]:
+            raise ValueError(
+                f"the model takes images of {self.size[0]}×{self.size[1]}; image files are made square: use "
+                "a .npz file of that size"
+            )
+        return (self.size[0],)
+
+    def _check_colour(self, what: str) -> None:
+        if self.channels != 3:
+            raise ValueError(
+                f"the model takes images of {self.channels} channels, and {what} give 3: use .npz"
+            )
+
+
+def some_of(data: Any, limit: int | None) -> Any:
+    """So many images of a set, of every class alike where they have one each; all for None."""
+    if limit is None or limit >= len(data):
+        return data
+    if limit < 1:
+        raise ValueError(f"limit must be at least 1, got {limit}")
+    if isinstance(data, ShardedImages):
+        raise ValueError("shards are read as a stream: leave out the limit, or give a folder of images")
+    if isinstance(data, MultiLabelFiles):
+        return data.take(torch.linspace(0, len(data) - 1, limit).round().long())
+    rest, chosen = data.split(limit)
+    del rest
+    return chosen
+
+
+def is_made(sets: Mapping[Any, Any]) -> bool:
+    """Whether corrupted sets are our own and not the published files."""
+    inner = sets.sets if isinstance(sets, Mapped) else sets
+    return not isinstance(inner, CorruptedFiles) and isinstance(inner, CorruptedImages)

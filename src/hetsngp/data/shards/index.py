@@ -1,0 +1,67 @@
+"""How many samples tar shards have, counted once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from hetsngp.data.shards.tar_samples import count_samples
+from hetsngp.files import replace_file
+
+INDEX = "hetsngp_index.json"
+TIMM_INDEX = ("_info.json", "info.json")
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+
+def sample_counts(shards: Sequence[Path]) -> tuple[int, ...]:
+    """Samples of each shard, from files beside them, or by going through the headers of all.
+
+    The files are timm's ``_info.json`` and our own ``hetsngp_index.json``, which is written after counting
+    where the folder can be written to. A shard whose size is no longer what ours says is counted again.
+    """
+    ours: dict[Path, int] = {}
+    theirs: dict[Path, int] = {}
+    for folder in {shard.parent for shard in shards}:
+        ours |= _from_index(folder)
+        theirs |= _from_timm(folder)
+    unknown = [shard for shard in shards if shard not in ours and shard not in theirs]
+    with ThreadPoolExecutor() as pool:  # for disks that are slow to answer
+        ours |= dict(zip(unknown, pool.map(count_samples, unknown), strict=True))
+    for folder in {shard.parent for shard in unknown}:
+        _write_index(folder, {shard: count for shard, count in ours.items() if shard.parent == folder})
+    known = theirs | ours
+    return tuple(known[shard] for shard in shards)
+
+
+def _from_index(folder: Path) -> dict[Path, int]:
+    try:
+        content = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        rows = [(folder / name, row["samples"], row["bytes"]) for name, row in content["shards"].items()]
+        return {file: int(count) for file, count, size in rows if file.is_file() and _size(file) == size}
+    except _UNREADABLE:
+        return {}  # not there, or not ours: it can be made again
+
+
+def _from_timm(folder: Path) -> dict[Path, int]:
+    for name in TIMM_INDEX:
+        with suppress(*_UNREADABLE):
+            splits = json.loads((folder / name).read_text(encoding="utf-8"))["splits"]
+            # Those with a label of another kind are counted without the samples that lack it.
+            whole = [split for split in splits.values() if not split.get("alt_label")]
+            rows = [row for s in whole for row in zip(s["filenames"], s["shard_lengths"], strict=True)]
+            return {folder / file: int(count) for file, count in rows}
+    return {}
+
+
+def _write_index(folder: Path, counts: dict[Path, int]) -> None:
+    rows = {file.name: {"samples": counts[file], "bytes": _size(file)} for file in sorted(counts, key=str)}
+    text = json.dumps({"shards": rows}, indent=1) + "\n"
+    with suppress(OSError):  # where nothing can be written, it is counted again the next time
+        replace_file(folder / INDEX, lambda file: file.write_text(text, encoding="utf-8"))
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size

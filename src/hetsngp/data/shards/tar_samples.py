@@ -1,0 +1,267 @@
+"""Samples in tar files as WebDataset names them: members that follow one another and share a key.
+
+``n01440764_10026.jpg`` and ``n01440764_10026.cls`` are a sample; its key is the name up to the first dot.
+Nothing is unpacked to disk, and nothing is read of samples that are passed over but their headers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tarfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hetsngp.data.datasets.synsets import WNID
+
+KINDS = ("jpg", "jpeg", "png", "webp")
+_NAME = re.compile(r"((?:.*/)?[^/.]+)\.([^/]+)")
+_WNID_FILE = re.compile(rf"(?:.*/)?({WNID.pattern})[_/][^/]*")
+_BLOCK = 512
+_NUMBERING = (
+    "give that list, hetsngp.data.datasets.imagenet21k.open_imagenet21k(root, split, numbering=…), where … is "
+    "'imagenet22k' (the 21,841 of 2011, as timm's shards), 'imagenet21k' (the 21,843) or a list of wnids"
+)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """An image that is still encoded, and its classes in increasing order."""
+
+    shard: Path
+    key: str
+    image: bytes
+    labels: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Labeller:
+    """The classes of a sample from what was written beside its image.
+
+    The first of these that is there: "wnids" or "labels" in its .json, its .cls, "wnid", "label" or
+    "class_name" in its .json. Each is a wnid or a number, a list of them, or several in a text.
+
+    A number counts in a list of classes that nobody wrote down, a wnid stands for itself. So where a single
+    number comes with a wnid in the .json, as in timm's shards, the wnid decides. Where it comes with the name
+    of a file that has a wnid, which is the key or "filename" in the .json, the two must agree. Other numbers
+    are an error unless ``numbering`` says what they count in.
+    """
+
+    places: Mapping[str, int]
+    """Label of each wnid."""
+    numbering: tuple[str, ...] | None = None
+    """The wnids that numbers count in. None: it was not said; numbers that a wnid confirms count in
+    ``places``."""
+
+    def __call__(self, key: str, cls: bytes | None, meta: bytes | None) -> tuple[int, ...]:
+        """Classes of the sample; a ValueError says what is wrong, without saying with which sample."""
+        about = {} if meta is None else _parse(meta)
+        sources = [about.get("wnids"), about.get("labels"), None if cls is None else _text(cls)]
+        sources += [about.get(name) for name in ("wnid", "label")]
+        told = _wnid(about.get("wnid")) or _wnid(about.get("class_name"))
+        found = next(
+            (list(_tokens(source)) for source in sources if source is not None), [told] if told else []
+        )
+        if not found:
+            raise ValueError(
+                "it has no label: write key.cls with a class number or wnid, several with spaces between, or "
+                "key.json with 'labels' or 'wnids', right after the image in the tar file"
+            )
+        if told and len(found) == 1 and _number(found[0]) is not None:
+            return (self._place(told),)
+        hint = told or _wnid_of(about.get("filename")) or _wnid_of(key)
+        names = {self._name(token, hint if len(found) == 1 else None) for token in found}
+        if hint and hint not in names and not all(map(_wnid, found)):
+            raise ValueError(
+                f"its label {' '.join(map(str, found))} means {', '.join(sorted(names))}, but its name or "
+                f".json says {hint}: its numbers count in another list of classes; {_NUMBERING}, or write "
+                "wnids for numbers"
+            )
+        return tuple(sorted(self._place(name) for name in names))
+
+    def _name(self, token: Any, hint: str | None) -> str:
+        """The wnid of a token; ``hint`` is one to hold a number to."""
+        wnid = _wnid(token)
+        if wnid:
+            return wnid
+        number = _number(token)
+        if number is None:
+            raise ValueError(f"its label {token!r} is neither a class number nor a wnid such as n01440764")
+        if self.numbering is None and hint is None:
+            raise ValueError(
+                f"its label is the number {token}, and nothing says in which list of classes: {_NUMBERING}; "
+                "or write a wnid such as n01440764 into its .cls or .json"
+            )
+        if not 0 <= number < len(self._counted):
+            raise ValueError(
+                f"its class number {token} is not in 0 … {len(self._counted) - 1}: it counts in another list "
+                f"of classes; {_NUMBERING}"
+            )
+        return self._counted[number]
+
+    @cached_property
+    def _counted(self) -> tuple[str, ...]:
+        return tuple(self.places) if self.numbering is None else self.numbering
+
+    def _place(self, wnid: str) -> int:
+        if wnid not in self.places:
+            raise ValueError(
+                f"its class {wnid} is none of the {len(self.places)} classes: leave such samples out of the "
+                "shards, or give a list of classes that has it"
+            )
+        return self.places[wnid]
+
+
+def read_samples(
+    shard: Path, labeller: Labeller, begin: int = 0, end: int | None = None, *, expected: int | None = None
+) -> Iterator[Sample]:
+    """Samples number ``begin`` … ``end`` − 1 of a shard.
+
+    Where the shard is read to its end there must be ``expected`` samples in it.
+    """
+    number = 0
+    with _opened(shard) as tar:
+        for key, parts in _groups(tar, shard):
+            image = _image_of(parts)
+            if image is None:
+                continue
+            if begin <= number and (end is None or number < end):
+                cls, meta = (_read(tar, parts.get(kind)) for kind in ("cls", "json"))
+                try:
+                    labels = labeller(key, cls, meta)
+                except ValueError as error:
+                    raise ValueError(f"sample {key!r} of {shard} cannot be used: {error}") from error
+                data = _read(tar, image)
+                assert data is not None
+                yield Sample(shard, key, data, labels)
+            number += 1
+            if end is not None and number >= end and end != expected:
+                return
+    if expected is not None and number != expected:
+        raise ValueError(
+            f"{shard} has {number} samples where {expected} were counted before: it was changed since; "
+            "remove the counts beside it (hetsngp_index.json, or _info.json where there is one)"
+        )
+
+
+def count_samples(shard: Path) -> int:
+    """How many there are, by the names of the members alone."""
+    with _opened(shard) as tar:
+        return sum(_image_of(parts) is not None for _, parts in _groups(tar, shard))
+
+
+def _groups(tar: tarfile.TarFile, shard: Path) -> Iterator[tuple[str, dict[str, tarfile.TarInfo]]]:
+    """(key, its members by their ending)."""
+    current = ""
+    parts: dict[str, tarfile.TarInfo] = {}
+    while (member := tar.next()) is not None:
+        name = _NAME.fullmatch(member.name)
+        if name is None or not member.isreg():
+            continue
+        key, kind = name[1], name[2].lower()
+        if key != current:
+            if parts:
+                yield _checked(current, parts, shard)
+            current, parts = key, {}
+        if kind in parts:
+            raise ValueError(
+                f"sample {key!r} of {shard} has two members .{kind}: give each sample its own key"
+            )
+        parts[kind] = member
+    if parts:
+        yield _checked(current, parts, shard)
+    # tarfile takes rubbish where a header should be for the end; the true end is a block of zeros.
+    assert tar.fileobj is not None
+    tar.fileobj.seek(tar.offset)
+    if tar.fileobj.read(_BLOCK) != bytes(_BLOCK):
+        raise tarfile.ReadError(f"no end of the archive after {tar.offset} bytes")
+
+
+def _checked(
+    key: str, parts: dict[str, tarfile.TarInfo], shard: Path
+) -> tuple[str, dict[str, tarfile.TarInfo]]:
+    if _image_of(parts) is not None:
+        return key, parts
+    dotted = next((kind for kind in parts if kind.rpartition(".")[2] in KINDS), None)
+    if dotted:
+        raise ValueError(
+            f"{key}.{dotted} in {shard} has a dot before its ending, and the key of a sample ends at the "
+            "first dot: write the shards again with another sign for it, such as _"
+        )
+    if "cls" in parts:
+        raise ValueError(
+            f"sample {key!r} of {shard} has a label and no image (.{', .'.join(KINDS)}): the "
+            "members of a sample must follow one another in the tar file"
+        )
+    return key, parts
+
+
+def _image_of(parts: Mapping[str, tarfile.TarInfo]) -> tarfile.TarInfo | None:
+    return next((parts[kind] for kind in KINDS if kind in parts), None)
+
+
+def _read(tar: tarfile.TarFile, member: tarfile.TarInfo | None) -> bytes | None:
+    stream = None if member is None else tar.extractfile(member)
+    return None if stream is None else stream.read()
+
+
+@contextmanager
+def _opened(shard: Path) -> Iterator[tarfile.TarFile]:
+    """A tar file that is open; what goes wrong in reading it becomes an error that names it."""
+    try:
+        with tarfile.open(shard, "r:") as tar:
+            yield tar
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"there is no file {shard} any more: open the data set again") from error
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise ValueError(
+            f"{shard} is no whole tar file ({error}): it was cut off, damaged, or is compressed; copy it "
+            "again, or unpack it with gunzip"
+        ) from error
+
+
+def _parse(meta: bytes) -> dict[str, Any]:
+    try:
+        about = json.loads(meta)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its .json cannot be read ({error}): write it again") from error
+    if not isinstance(about, dict):
+        raise ValueError(f"its .json holds a {type(about).__name__} where names and values were expected")
+    return about
+
+
+def _text(cls: bytes) -> str:
+    try:
+        return cls.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"its .cls is no text ({error}): write class numbers or wnids") from error
+
+
+def _tokens(source: Any) -> Iterator[Any]:
+    if isinstance(source, str):
+        yield from source.replace(",", " ").split()
+    elif isinstance(source, list):
+        for entry in source:
+            yield from _tokens(entry)
+    else:
+        yield source
+
+
+def _number(token: Any) -> int | None:
+    if isinstance(token, str) and token.isdecimal():
+        return int(token)
+    return token if isinstance(token, int) and not isinstance(token, bool) else None
+
+
+def _wnid_of(file: Any) -> str | None:
+    """That begins the name of a file, or of its folder."""
+    found = _WNID_FILE.fullmatch(file) if isinstance(file, str) else None
+    return found and found[1]
+
+
+def _wnid(value: Any) -> str | None:
+    return value if isinstance(value, str) and WNID.fullmatch(value) else None

@@ -1,0 +1,212 @@
+"""What is kept of the predictions of a data set: a few numbers a row, whatever the number of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hetsngp import metrics
+from hetsngp.evaluation.predictors import Predictor
+from hetsngp.functional.uncertainty import binary_entropy, entropy
+from hetsngp.metrics.probabilities import check_probs
+from hetsngp.models.loaders import is_device_loader
+from hetsngp.types import Prediction
+from hetsngp.validation import check_batch
+
+SCORES = (
+    "ood_score",
+    "total_uncertainty",
+    "data_uncertainty",
+    "model_uncertainty",
+    "function_uncertainty",
+    "member_uncertainty",
+    "latent_variance",
+    "one_minus_confidence",
+)
+"""Every measure of doubt in a :class:`hetsngp.Prediction`; higher is less sure."""
+OF_PROBS = ("total_uncertainty", "one_minus_confidence")
+"""Those that follow from the probabilities; of a restricted model only the second."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Of n rows in order: each value (n,), in float64 on the CPU; None where there are no such labels."""
+
+    num_classes: int
+    confidence: Tensor
+    scores: Mapping[str, Tensor]
+    """By the names in :data:`SCORES`; without doubt only those in :data:`OF_PROBS`."""
+    correct: Tensor | None = None
+    """Whether the most probable class is the label, or among the labels: bool."""
+    nll: Tensor | None = None
+    """−log p(label); of several labels the sum over classes."""
+    brier: Tensor | None = None
+    """Σ_k (p_k − [k = label])²; None of several labels."""
+
+    def __len__(self) -> int:
+        return len(self.confidence)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """For a file."""
+        values = {"confidence": self.confidence, "correct": self.correct, "nll": self.nll}
+        values |= {"brier": self.brier, **{f"score.{name}": score for name, score in self.scores.items()}}
+        found = {name: value.numpy() for name, value in values.items() if value is not None}
+        return {"num_classes": np.array(self.num_classes), **found}
+
+    @staticmethod
+    def of_arrays(arrays: Mapping[str, np.ndarray]) -> Rows:
+        """What :meth:`arrays` gave."""
+        scores = {name: torch.from_numpy(arrays[f"score.{name}"]) for name in SCORES}
+        rest = {
+            name: torch.from_numpy(arrays[name]) if name in arrays else None
+            for name in ("correct", "nll", "brier")
+        }
+        confidence = torch.from_numpy(arrays["confidence"])
+        return Rows(int(arrays["num_classes"]), confidence, scores, **rest)
+
+
+class Batches:
+    """The batches of a loader, of which the first is looked at before anything is predicted.
+
+    ``where`` names the loader in errors. A loader of ours that augments gives its images as they are.
+    """
+
+    def __init__(self, loader: Any, where: str) -> None:
+        check_loader(loader, where)
+        self.loader = loader.clean() if is_device_loader(loader) else loader
+        self.where = where
+        self._rest = iter(self.loader)
+        try:
+            self.first = next(self._rest)
+        except StopIteration:
+            raise ValueError(
+                f"{where} is empty: it yielded no batch; give a loader with data, not a used-up iterator"
+            ) from None
+
+    def labelled(self) -> Iterator[tuple[Any, Any]]:
+        """(x, y) of each batch, once."""
+        for batch in self._all():
+            x, y, weight = check_batch(batch, self.where)
+            if weight is not None:
+                raise ValueError(
+                    f"{self.where} yields weights, but evaluate counts each row once: give (x, y)"
+                )
+            yield x, y
+
+    def inputs(self) -> Iterator[tuple[Any, None]]:
+        """(x, None) of each batch, once; batches are x, or (x, y) whose labels are not looked at."""
+        for batch in self._all():
+            if isinstance(batch, Mapping):
+                yield {k: v for k, v in batch.items() if k not in ("labels", "label", "label_ids")}, None
+            else:
+                yield batch[0] if isinstance(batch, tuple | list) else batch, None
+
+    def _all(self) -> Iterator[Any]:
+        yield self.first
+        yield from self._rest
+
+
+def check_loader(loader: Any, where: str) -> None:
+    """Something that yields batches, by its type."""
+    if isinstance(loader, torch.utils.data.Dataset):
+        raise TypeError(
+            f"{where} is a Dataset: wrap it, torch.utils.data.DataLoader(dataset, batch_size=256)"
+        )
+    if not isinstance(loader, Iterable) or isinstance(loader, str | Mapping | Tensor | np.ndarray):
+        raise TypeError(
+            f"{where} must be a loader of batches, e.g. a DataLoader or a list [(x, y)], got "
+            f"{type(loader).__name__}"
+        )
+    if isinstance(loader, list | tuple) and len(loader) == 2 and _is_one_batch(*loader):
+        raise TypeError(
+            f"{where} is x and y of one batch, but must be a list of batches: put it into one, [(x, y)]"
+        )
+
+
+def _is_one_batch(x: Any, y: Any) -> bool:
+    """Inputs and labels, and not two batches of inputs, which are alike."""
+    arrays = isinstance(x, Tensor | np.ndarray) and isinstance(y, Tensor | np.ndarray)
+    return arrays and (x.ndim != y.ndim or x.dtype != y.dtype)
+
+
+def predict_rows(
+    predictor: Predictor,
+    batches: Batches,
+    *,
+    labelled: bool,
+    doubt: bool = True,
+    generator: torch.Generator | None = None,
+    on_batch: Callable[[int], None] = lambda rows: None,
+) -> Rows:
+    """Go through all batches; ``on_batch`` is told the number of rows of each.
+
+    Without ``doubt`` labelled rows are predicted by their probabilities alone.
+    """
+    parts: list[dict[str, Tensor]] = []
+    classes: int | None = None
+    for x, y in batches.labelled() if labelled else batches.inputs():
+        try:
+            prediction = predictor.predict(x, generator) if doubt else None
+            probs = predictor.probs(x, generator) if prediction is None else prediction.probs
+            labels = predictor.labels(y, probs) if labelled else None
+            check_probs(probs, total=predictor.total(labels))
+            values = _reduce(probs, labels)
+            if prediction is not None:
+                values |= _doubts(prediction)
+            elif not predictor.is_restricted:
+                values["total_uncertainty"] = _entropy(probs, labels)
+            parts.append(values)
+        except Exception as error:
+            if error.args and isinstance(error.args[0], str):  # another's keeps its words
+                error.args = (f"{batches.where}: {error.args[0]}", *error.args[1:])
+            raise
+        classes = classes or probs.shape[-1]
+        on_batch(len(probs))
+    assert classes is not None
+    values = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
+    values = {name: v if v.dtype == torch.bool else v.double() for name, v in values.items()}
+    # In float64: with many classes float32 would make ties of small confidences.
+    values["one_minus_confidence"] = 1 - values["confidence"]
+    _check(values, batches.where)
+    scores = {name: values.pop(name) for name in SCORES if name in values}
+    return Rows(classes, scores=scores, **values)
+
+
+def _doubts(prediction: Prediction) -> dict[str, Tensor]:
+    # Copies: a column of a larger tensor would keep all of it.
+    return {name: getattr(prediction, name).clone() for name in SCORES[:-1]}
+
+
+def _entropy(probs: Tensor, labels: Tensor | None) -> Tensor:
+    return binary_entropy(probs) if labels is not None and labels.dim() == 2 else entropy(probs)
+
+
+def _reduce(probs: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
+    values = {"confidence": probs.amax(-1)}
+    if labels is None:
+        return values
+    if labels.dim() == 2:
+        return values | {
+            "correct": metrics.has_top_class(probs, labels),
+            "nll": metrics.binary_nll_terms(probs, labels),
+        }
+    return values | {
+        "correct": probs.argmax(-1) == labels,
+        "nll": metrics.nll_terms(probs, labels),
+        "brier": metrics.brier_terms(probs, labels),
+    }
+
+
+def _check(values: Mapping[str, Tensor], where: str) -> None:
+    for name, value in values.items():
+        bad = ~value.double().isfinite()
+        if bool(bad.any()):
+            raise ValueError(
+                f"{where}: {name} is NaN or infinite, first in row {int(bad.int().argmax())}: look at that "
+                "input, and whether training diverged; after a repair fit the posterior again"
+            )

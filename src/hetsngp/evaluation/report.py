@@ -1,0 +1,119 @@
+"""Report: what ``evaluate`` found, as a value, as JSON, as text, and as a folder with pictures."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hetsngp.evaluation import report_text
+from hetsngp.evaluation.predictions import Rows
+from hetsngp.evaluation.report_plots import draw_report
+from hetsngp.evaluation.scores import Corrupted, Detection, Quality, Selection
+from hetsngp.files import write_atomically, write_json
+from hetsngp.metrics import Reliability
+
+
+@dataclass(frozen=True)
+class OutsideSet:
+    """A set unlike the training data."""
+
+    rows: int
+    confidence: float
+    """Mean probability of the most probable class."""
+    mean_scores: Mapping[str, float]
+    scores: Mapping[str, Detection]
+    """How well each score tells it from ``id``."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What :func:`hetsngp.evaluate` found; ``print(report)`` for people, ``save`` for a folder.
+
+    docs/evaluation.md says what each number means and which way is better.
+    """
+
+    title: str
+    num_classes: int
+    several_labels: bool
+    """Whether labels were multi-hot: ``id.accuracy`` is precision@1 then."""
+    scores: tuple[str, ...]
+    """Measures of doubt that the model offers: those that are not the same for every row of ``id`` and
+    ``ood``."""
+    id: Quality
+    mean_scores: Mapping[str, float]
+    """Of ``id``, all of them."""
+    reliability: Reliability
+    selection: Mapping[str, Selection]
+    """Of ``id``, by score; by ``one_minus_confidence`` in any case."""
+    ood: Mapping[str, OutsideSet] = field(default_factory=dict)
+    corrupted: Corrupted | None = None
+    seconds: float = 0.0
+    about: Mapping[str, str] = field(default_factory=dict)
+    """What was measured on what, by name: the sets, the recipe, versions."""
+    rows: Mapping[str, Rows] = field(default_factory=dict, repr=False, compare=False)
+    """Values of every row, of "id" and of each "ood NAME"; not in the JSON."""
+
+    def summary(self) -> list[str]:
+        """How accurate, how calibrated, how well it knows what it does not know: a sentence each."""
+        return report_text.summary(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For strict JSON: no NaN, None where a number is undefined."""
+        bins = self.reliability
+        edges = [i / len(bins.count) for i in range(len(bins.count) + 1)]
+        columns = (
+            edges[:-1],
+            edges[1:],
+            bins.count.tolist(),
+            bins.confidence.tolist(),
+            bins.accuracy.tolist(),
+        )
+        names = ("from", "to", "count", "confidence", "accuracy")
+        return _plain(
+            {
+                "title": self.title,
+                "about": self.about,
+                "summary": self.summary(),
+                "num_classes": self.num_classes,
+                "labels": "multi-hot" if self.several_labels else "class numbers",
+                "scores": self.scores,
+                "id": {**asdict(self.id), "mean_scores": self.mean_scores},
+                "reliability": [dict(zip(names, bin, strict=True)) for bin in zip(*columns, strict=True)],
+                "selection": {name: asdict(each) for name, each in self.selection.items()},
+                "ood": {name: asdict(each) for name, each in self.ood.items()},
+                "corrupted": None if self.corrupted is None else asdict(self.corrupted),
+                "seconds": self.seconds,
+            }
+        )
+
+    def markdown(self, pictures: Mapping[str, str] | None = None) -> str:
+        """Summary and tables; ``pictures`` are linked to: their names and files."""
+        return report_text.markdown(self, pictures or {})
+
+    def __str__(self) -> str:
+        return report_text.plain_text(self)
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write report.json, report.md and the pictures into ``folder``, each whole or not at all; a picture
+        of an earlier report that this one does not have is removed.
+
+        Returns report.md. Pictures need matplotlib: ``pip install 'hetsngp[cli]'``.
+        """
+        folder = Path(folder)
+        pictures = draw_report(self, folder)
+        text = self.markdown({name: path.name for name, path in pictures.items()})
+        write_atomically(folder / "report.md", lambda file: file.write(text.encode()))
+        write_json(folder / "report.json", self.to_dict())
+        return folder / "report.md"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

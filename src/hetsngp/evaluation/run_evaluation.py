@@ -1,0 +1,130 @@
+"""The report of a finished run, on sets given by name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hetsngp.data.class_matching import match_classes
+from hetsngp.data.corrupted import CorruptedImages, Mapped
+from hetsngp.data.datasets.registry import DATASETS
+from hetsngp.data.preprocessing import is_made
+from hetsngp.data.sources import has_test
+from hetsngp.evaluation.evaluator import evaluate
+from hetsngp.evaluation.report import Report
+from hetsngp.evaluation.restriction import restrict
+from hetsngp.models.methods import METHODS
+from hetsngp.serving.bundle import Served, open_run
+
+
+@dataclass(frozen=True)
+class RunSets:
+    """What a run is measured on: names of data sets, folders or .npz files."""
+
+    data: str | None = None
+    """Labelled images; None: the test images of what it was trained on."""
+    ood: Mapping[str, str] = field(default_factory=dict)
+    corrupted: str | None = None
+    limit: int | None = None
+    """So many images of each."""
+
+
+def evaluate_run(
+    run: str | Path,
+    sets: RunSets,
+    out: str | Path,
+    *,
+    batch_size: int = 500,
+    quick: bool = False,
+    device: str | torch.device = "cpu",
+) -> Report:
+    """:func:`hetsngp.evaluate` of the model in ``run``; what it needs is opened before anything is predicted.
+
+    Where the classes of ``sets.data`` are some of the model's, it chooses among these. ``quick``: corrupted
+    sets without their doubts.
+    """
+    served = open_run(run, device=device)
+    inputs, trained_on = served.inputs, str(served.about.get("data") or "")
+    spec = sets.data or _own_set(served, run)
+    inside = inputs.open(spec, limit=sets.limit)
+    outside = {name: inputs.open(other, limit=sets.limit) for name, other in sets.ood.items()}
+    damaged = None
+    if sets.corrupted is not None:
+        damaged = inputs.open_corrupted(sets.corrupted, clean=spec, limit=sets.limit)
+        _check_same_classes(damaged, sets.corrupted, inside.class_names, spec)
+    model: Any = served.model
+    wanted = match_classes(trained_on, inputs.class_names, spec, inside.class_names)
+    if wanted is not None:
+        model = restrict(model, wanted)
+
+    def loader(images: Any, resize: int | None = None) -> Any:
+        return inputs.loader(images, batch_size, device=device, resize=resize)
+
+    # The images of ImageNet-C are cut already.
+    cut = inputs.size[0] if sets.corrupted == "imagenet-c" else None
+    prepared = f"{inputs.to_dict()} {batch_size} {cut}"
+    return evaluate(
+        model,
+        loader(inside),
+        ood={name: loader(images) for name, images in outside.items()},
+        corrupted=None if damaged is None else Mapped(damaged, lambda i: loader(i, cut), about=prepared),
+        out=out,
+        title=_title(served, spec),
+        about=_about(served, sets, damaged),
+        corrupted_doubt=not quick,
+        show=None,
+    )
+
+
+def _own_set(served: Served, run: str | Path) -> str:
+    """What the run was trained on, if there are test images."""
+    # A path that was given from another folder is still found.
+    spec = str(served.about.get("data_path") or served.about.get("data") or "")
+    if not spec:
+        raise ValueError(f"{run} does not say what it was trained on: name the labelled images, --data SET")
+    if spec.partition(":")[0] in DATASETS:
+        return spec
+    path = Path(spec).expanduser()
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{run} was trained on {spec}, where nothing is any more: name the labelled images, --data SET"
+        )
+    if path.is_dir() and not has_test(path):  # classes alone, all of which were trained on
+        raise ValueError(f"{spec}, which it was trained on, has no test images: name others, --data SET")
+    return spec
+
+
+def _about(served: Served, sets: RunSets, damaged: Mapping[Any, Any] | None) -> dict[str, str]:
+    """What is measured on what."""
+    said = {"recipe": str(served.about.get("recipe") or served.folder.name)}
+    said["data"] = sets.data or str(served.about.get("data"))
+    said |= {f"ood {name}": spec for name, spec in sets.ood.items()}
+    if damaged is not None:
+        whose = "made by hetsngp" if is_made(damaged) else "published files"
+        said["corrupted"] = f"{sets.corrupted} ({whose})"
+    if sets.limit is not None:
+        said["limit"] = f"{sets.limit} images of each set"
+    return {**said, "hetsngp": importlib.import_module("hetsngp").__version__, "torch": torch.__version__}
+
+
+def _check_same_classes(damaged: Mapping[Any, Any], name: str, classes: Sequence[str], spec: str) -> None:
+    """Else labels would be taken for those of other classes."""
+    inner = damaged.sets if isinstance(damaged, Mapped) else damaged
+    found = inner.images if isinstance(inner, CorruptedImages) else inner[next(iter(inner))]
+    if tuple(found.class_names) != tuple(classes):
+        raise ValueError(
+            f"{name} has other classes than {spec}, {found.class_names[0]!r} first and not {classes[0]!r}: "
+            "give the corrupted images of that set, or name the set of these, --data SET"
+        )
+
+
+def _title(served: Served, spec: str) -> str:
+    config = getattr(served.model, "config", {})
+    method = config.get("method")
+    title = METHODS[method].title if method in METHODS else type(served.model).__name__
+    return f"{title} ({served.about.get('recipe', served.folder.name)}) on {Path(spec).name}"

@@ -1,0 +1,73 @@
+"""Atomic writes: a file is on disk whole or not at all, whenever the process is interrupted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def replace_file(file: Path, write: Callable[[Path], Any]) -> None:
+    """Have ``write`` write a temporary file, which replaces ``file`` once it is complete and on disk."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_file(file.parent)
+    try:
+        write(temporary)
+        sync_file(temporary)
+        os.replace(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_atomically(file: Path, write: Callable[[IO[bytes]], Any]) -> None:
+    """:func:`replace_file` for a ``write`` that takes an open binary file."""
+
+    def into(temporary: Path) -> None:
+        with open(temporary, "wb") as handle:
+            write(handle)
+
+    replace_file(file, into)
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write ``text`` as UTF-8."""
+    replace_file(file, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def write_json(file: Path, content: Any, *, indent: int | None = 2) -> None:
+    """Write strict JSON: NaN and infinity are refused, because other readers do not know them."""
+    write_text(file, json.dumps(content, indent=indent, allow_nan=False) + "\n")
+
+
+def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
+    """Write a safetensors file with the permissions of the umask; safetensors gives the owner's alone."""
+    from safetensors.torch import save_file
+
+    save_file(tensors, file, metadata={"format": "pt"})
+    mask = os.umask(0)
+    os.umask(mask)
+    file.chmod(0o666 & ~mask)
+
+
+def temporary_file(folder: Path) -> Path:
+    """Name of a new file in ``folder`` that no other process uses."""
+    return folder / f".saving-{secrets.token_hex(8)}"
+
+
+def sync_file(file: Path) -> None:
+    """Wait until the content of ``file`` is on disk."""
+    with open(file, "rb") as handle:
+        os.fsync(handle.fileno())
+
+
+def sha256_of(file: Path) -> str:
+    """SHA-256 of the content of ``file``, in hexadecimal."""
+    with open(file, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()

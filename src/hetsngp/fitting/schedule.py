@@ -1,0 +1,106 @@
+"""How the weights move: an optimiser, and a rate that is a function of the epoch, without a state."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hetsngp.models.classifier import Classifier
+from hetsngp.validation import check_choice, check_positive
+
+OPTIMIZERS = ("adamw", "sgd")
+DECAYS = ("cosine", "linear", "step", "constant")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """AdamW, or SGD with Nesterov's momentum; the rate warms up, and goes from ``lr`` to zero in ``epochs``.
+
+    ``gp_lr`` is a factor on the rate of what has a natural size of one, the GP's weights and a flow's, where
+    a network's is 1/√width. ``stop_after`` ends it after so many of the ``epochs``.
+
+    >>> [round(Schedule(10, warmup=2).factor(epoch), 2) for epoch in (0, 1, 2, 6, 9)]
+    [0.5, 1.0, 1.0, 0.5, 0.04]
+    >>> [Schedule(10, decay="step", milestones=(5, 8), gamma=0.5).factor(epoch) for epoch in (0, 5, 9)]
+    [1.0, 0.5, 0.25]
+    """
+
+    epochs: int
+    lr: float = 1e-3
+    weight_decay: float = 1e-4
+    gp_lr: float = 1.0
+    stop_after: int | None = None
+    optimizer: str = "adamw"
+    """"adamw" or "sgd"."""
+    momentum: float = 0.9
+    """Of SGD."""
+    decay: str = "cosine"
+    """"cosine" or "linear" to zero, "step" by ``gamma`` at each of the ``milestones``, or "constant"."""
+    warmup: float = 0.0
+    """Epochs in which the rate rises linearly from zero to ``lr``."""
+    milestones: tuple[float, ...] = ()
+    """Of "step": epochs after which the rate is multiplied by ``gamma``."""
+    gamma: float = 0.1
+    smooth: bool = False
+    """Whether the rate moves with every update; otherwise it stands still within an epoch."""
+
+    def __post_init__(self) -> None:
+        check_positive("epochs", self.epochs, integer=True)
+        check_positive("lr", self.lr)
+        check_positive("gp_lr", self.gp_lr)
+        check_positive("gamma", self.gamma)
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        check_choice("decay", self.decay, DECAYS)
+        if not 0 <= self.weight_decay < float("inf"):
+            raise ValueError(f"weight_decay must be at least 0 and finite, got {self.weight_decay!r}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum!r}")
+        if not 0 <= self.warmup < self.epochs:
+            raise ValueError(
+                f"warmup is in epochs, at least 0 and below epochs={self.epochs}: {self.warmup!r}"
+            )
+        if self.stop_after is not None:
+            check_positive("stop_after", self.stop_after, integer=True)
+        if (self.decay == "step") != bool(self.milestones):
+            raise ValueError('decay="step" and milestones=(30, 60, 80) belong together: give both or neither')
+        if not all(0 < at < self.epochs for at in self.milestones):
+            raise ValueError(f"milestones are epochs between 0 and {self.epochs}, got {self.milestones!r}")
+
+    @property
+    def last(self) -> int:
+        """The epoch after which it ends."""
+        return self.epochs if self.stop_after is None else min(self.stop_after, self.epochs)
+
+    def factor(self, done: float, unit: float = 1.0) -> float:
+        """The rate of an update as a share of ``lr``; ``done``: epochs before it, ``unit``: its own length.
+
+        The first of ``warmup`` steps has the rate 1/steps, the last one the full rate.
+        """
+        if not self.smooth:
+            done, unit = float(math.floor(done)), 1.0
+        warm = 1.0 if done + unit >= self.warmup else (done + unit) / self.warmup
+        if self.decay == "step":
+            return warm * self.gamma ** sum(done >= at for at in self.milestones)
+        left = 1 - max(0.0, done - self.warmup) / (self.epochs - self.warmup)
+        kinds = {"cosine": (1 - math.cos(math.pi * left)) / 2, "linear": left, "constant": 1.0}
+        return warm * kinds[self.decay]
+
+    def make_optimizer(self, model: Classifier) -> torch.optim.Optimizer:
+        """Over what of the model is not frozen; each group remembers its full rate as ``initial_lr``."""
+        groups: list[dict[str, Any]] = []
+        for group in model.parameter_groups(self.weight_decay):
+            rate = self.lr * (self.gp_lr if group.get("natural_size_one") else 1.0)
+            groups.append({**group, "lr": rate, "initial_lr": rate})
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=self.momentum > 0)
+        return torch.optim.AdamW(groups, lr=self.lr)
+
+    def set_rate(self, optimizer: torch.optim.Optimizer, done: float, unit: float = 1.0) -> float:
+        """Give every group its rate; returns that of the first."""
+        factor = self.factor(done, unit)
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
+        return float(optimizer.param_groups[0]["lr"])

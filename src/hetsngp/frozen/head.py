@@ -1,0 +1,261 @@
+"""fit_head(): a new head on a backbone as it is, from features that are computed once."""
+
+from __future__ import annotations
+
+import functools
+import math
+import numbers
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from hetsngp.fitting.lbfgs import MOST_LOOKS, has_mode
+from hetsngp.fitting.loop import Schedule
+from hetsngp.fitting.progress import Progress, RowProgress, at_a_terminal
+from hetsngp.fitting.table import Table, split
+from hetsngp.fitting.tables import GP_LEARNING_RATE, Fit
+from hetsngp.frozen.features import FeatureSet, extract_features, remembered_features
+from hetsngp.models.classifier import Classifier
+from hetsngp.models.components import kind_of
+from hetsngp.models.methods import METHODS, check_options, make_head, options_to_save
+from hetsngp.models.options import Options
+from hetsngp.nn.extractor import Extractor, Features
+from hetsngp.nn.multi_input import NoInputLayerError
+from hetsngp.posterior.calibration import row_keys
+from hetsngp.posterior.fit import PosteriorReport, refuse_training_data
+from hetsngp.validation import (
+    check_choice,
+    check_class_labels,
+    check_multi_hot,
+    check_positive,
+    check_weight,
+)
+
+# For options that were never given; build's own defaults are for networks that are trained with the head.
+# Chosen by held-out NLL on frozen features (docs/decisions.md).
+DEFAULTS: dict[str, Any] = {"features": "inducing", "random_features": 2048, "amplitude": 5.0}
+DEFAULT_NORMALIZATION = {"convolutional": "power"}
+
+# Nats of held-out NLL that a larger posterior scale may cost. Of frozen features, each of them far from all
+# others, the posterior's variance is large everywhere: 0.01 nats would already show in the calibration.
+TOLERANCE = 0.001
+
+# A head on few examples takes as many steps as one on some thousands.
+STEPS = 1000
+
+# What is decided when the backbone is made: a head alone cannot change it.
+OF_THE_BACKBONE = ("method", "spectral_bound")
+
+
+def fit_head(
+    model: Classifier,
+    loader: Iterable[Any] | FeatureSet,
+    calibration: Iterable[Any] | FeatureSet | float | None = 0.1,
+    *,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    weight_decay: float = 1e-4,
+    patience: int | None = 10,
+    seed: int = 0,
+    progress: bool | None = None,
+    **options: Any,
+) -> PosteriorReport:
+    """Train a new head on ``model``'s features, fit its posterior, calibrate it; the backbone is left alone.
+
+    The backbone runs once over ``loader`` and once over ``calibration``, in eval mode; the head never needs
+    it again, and neither does another call with the same loaders: with other ``options`` (those of
+    :class:`hetsngp.models.options.Options`; for a frozen backbone also ``method``) a second head costs only itself.
+    Augmentation in a loader is seen once, and so are its data: after a change inside a loader call
+    ``hetsngp.forget_features(model)``. On a frozen backbone options that were never given have defaults of
+    their own: a GP has ``features="inducing"``, 2,048 of them, and amplitude 5, and sees
+    ``normalization="power"`` of a convolutional network.
+
+    Such a GP is brought to the mode of its posterior, all rows at once, by L-BFGS, and its training rows help
+    to set the temperature, each as if it had been left out. Everything else is trained by AdamW; and the GP
+    too if ``epochs``, ``batch_size`` or ``lr`` is given, or if there are very many rows.
+
+    Args:
+        model: Made by :func:`hetsngp.convert` or :func:`hetsngp.build`; its head is replaced at the end.
+        loader: Yields (x, y) or (x, y, weight); or features, from :func:`hetsngp.extract_features`.
+        calibration: Held-out data of the same kind, to calibrate by, and to stop AdamW; or the share of the
+            rows to hold out at random. Where that is fewer than 100 rows every row is held out once, in
+            folds, as the scikit-learn estimator does. None, or fewer than 20 rows in all: nothing is
+            calibrated (``report.held_out`` is 0), and AdamW runs all epochs.
+        epochs: Of AdamW, passes over the features, at most; the learning rate follows a cosine to zero over
+            them. None: 50, or as many as make 1,000 steps.
+        batch_size: Of AdamW, rows a step. None: 128.
+        lr: Of AdamW; three times this for the weights of a GP. None: 0.001.
+        weight_decay: For what has no prior of its own.
+        patience: Of AdamW, epochs without a better held-out NLL after which it stops (a fifth of them all
+            where ``epochs`` is None and that is more); the best epoch is kept in either case. None: never.
+        seed: Of the head's initial values, the split, the order of batches and the integration points.
+        progress: Show how far it is; None: at a terminal.
+        **options: Options to change; the others stay as they were, when the model was made or last fitted so.
+
+    >>> import hetsngp, torch
+    >>> from torch import nn
+    >>> net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
+    >>> x = torch.randn(400, 2)
+    >>> model = hetsngp.convert(net, example_input=x[:2], freeze=True)
+    >>> report = fit_head(model, [(x, (x[:, 0] > 0).long())], epochs=5)
+    >>> report = fit_head(model, [(x, (x[:, 0] > 0).long())], epochs=5, method="sngp", amplitude=3.0)
+    >>> model.predict(x).probs.shape
+    torch.Size([400, 2])
+    """
+    method, changed = _check_options(model, options)
+    share = _share(calibration)
+    by_steps = not (epochs is batch_size is lr is None)
+    batch_size, lr = 128 if batch_size is None else batch_size, 1e-3 if lr is None else lr
+    check_positive("batch_size", batch_size, integer=True)
+    if epochs is not None:
+        check_positive("epochs", epochs, integer=True)
+    check_positive("lr", lr)
+    refuse_training_data(loader, calibration)
+    show = at_a_terminal() if progress is None else progress
+    seeds = np.random.default_rng(seed).integers(2**31, size=4).tolist()
+    sample = _view(model, method, changed, 0)  # what cannot be fitted so is refused before anything is run
+    table = _table(sample, _features(model, sample, loader, "loader", show), "loader")
+    if share is not None:
+        pairs = split(table, share, seeds[0])
+    else:
+        held_out = _features(model, sample, calibration, "calibration", show)
+        pairs = [(table, _table(sample, held_out, "calibration"))]
+    given = {*model.config["given"], *options} - {"method"}
+    if "random_features" not in given:
+        changed = _no_more_than(len(table.y), changed)
+    make = functools.partial(_view, model, method, changed, seeds[1])
+    steps = math.ceil(len(table.y) / batch_size)
+    schedule = Schedule(epochs or max(50, math.ceil(STEPS / steps)), lr, weight_decay, GP_LEARNING_RATE)
+    if patience is not None and epochs is None:
+        patience = max(patience, schedule.epochs // 5)
+    to_the_mode = not by_steps and has_mode(sample, len(table.y) + sum(len(part.y) for _, part in pairs))
+    fit = Fit(make, schedule, batch_size, patience, (seeds[2], seeds[3]), False, to_the_mode, TOLERANCE)
+    length = MOST_LOOKS if to_the_mode else schedule.epochs
+    with Progress(length, 0 if len(pairs) == 1 else len(pairs), show) as watch:
+        if len(pairs) == 1:
+            view, _, report = fit.with_one_part(*pairs[0], watch)
+        else:
+            view, _, report = fit.in_folds(table, pairs, watch)
+    watch.say(str(report))
+    _put(model, view, method, changed, sorted(given))
+    return report
+
+
+def _check_options(model: Classifier, options: dict[str, Any]) -> tuple[str, Options]:
+    """The method and all options of the new head: the model's own, where they are not given."""
+    if not isinstance(model, Classifier) or not model.config:
+        raise TypeError(
+            f"fit_head takes a model made by hetsngp.convert or hetsngp.build, got {type(model).__name__}"
+        )
+    model.on_features()  # refuses a model whose inputs share their features
+    frozen = isinstance(model.backbone, Extractor) and model.backbone.frozen
+    for name in OF_THE_BACKBONE:
+        if name in options and not frozen:
+            raise ValueError(
+                f"{name} decides how a backbone that is to be trained is prepared, and cannot change with "
+                "the head alone: hetsngp.convert(network, freeze=True) leaves the backbone as it is"
+            )
+    method = check_choice("method", options.pop("method", model.config["method"]), METHODS)
+    given = {*model.config["given"], *options}
+    better = {**DEFAULTS, "normalization": DEFAULT_NORMALIZATION.get(kind_of(model.backbone))}
+    left = {name: value for name, value in better.items() if frozen and name not in given}
+    return method, check_options({**model.config["options"], **left, **options})
+
+
+def _no_more_than(rows: int, options: Options) -> Options:
+    """Inducing features have a component for each row at most."""
+    if options.features != "inducing":
+        return options
+    return replace(options, random_features=min(options.random_features, rows + 2 + rows % 2))
+
+
+def _share(calibration: Any) -> float | None:
+    """The share of the rows to hold out; None: ``calibration`` is data."""
+    if calibration is None:
+        return 0.0
+    if not isinstance(calibration, numbers.Real | str):
+        return None
+    if isinstance(calibration, bool | str) or not 0 <= float(calibration) < 1:
+        raise ValueError(
+            f"calibration must be held-out data, or a share of the rows to hold out (from 0 to below 1), "
+            f"not {calibration!r}"
+        )
+    return float(calibration)
+
+
+def _features(model: Classifier, sample: Classifier, data: Any, where: str, show: bool) -> FeatureSet:
+    """From the backbone of ``model``, with labels as the head of ``sample`` takes them."""
+    if isinstance(data, FeatureSet):
+        return data
+
+    def extract() -> FeatureSet:
+        try:
+            batches = len(data)
+        except TypeError:  # a stream
+            batches = None
+        asked = Classifier(model.backbone, sample.head, num_features=model.num_features)
+        asked.training = model.training
+        with RowProgress(f"features of {where}", batches, show) as rows:
+            return extract_features(asked, data, progress=rows.add, where=where)
+
+    return remembered_features(model, data, extract)
+
+
+def _table(sample: Classifier, features: FeatureSet, where: str) -> Table:
+    """Rows as the fit takes them; equal ones are known by their features."""
+    h, weight = features.h.detach().cpu(), features.weight
+    h = h.float() if h.dtype in (torch.float16, torch.bfloat16) else h
+    if h.dim() != 2 or h.shape[1] != sample.num_features:
+        raise ValueError(
+            f"the features of {where} have shape {tuple(h.shape)}, but this model's are "
+            f"(n, {sample.num_features}): extract them with this model's backbone"
+        )
+    if len(h) == 0:
+        raise ValueError(f"{where} is empty: it has no row")
+    if not bool(torch.isfinite(h).all()):
+        raise ValueError(
+            f"the backbone made NaN or infinite features of {where}: check its weights, or run it in float32"
+        )
+    check = check_multi_hot if sample.head.sigmoid else check_class_labels
+    y = check(features.y, sample.num_classes, len(h))
+    weights = torch.ones(len(h)) if weight is None else check_weight(weight, len(h))
+    keys = row_keys(h, 1e-4 * h.square().mean().sqrt().clamp_min(1e-12))
+    group = np.unique(keys.numpy(), return_inverse=True)[1].reshape(-1)
+    table = Table(h.numpy(), y.cpu().numpy(), weights.cpu().double().numpy(), group)
+    table = table.rows(table.weight > 0)
+    if len(table.y) == 0:
+        raise ValueError(f"every weight of {where} is zero: give some examples a positive weight")
+    return table
+
+
+def _view(model: Classifier, method: str, options: Options, seed: int) -> Classifier:
+    """A fresh head on features, in the place and precision of the model's."""
+    generator = torch.Generator().manual_seed(seed)
+    backbone = Features(model.num_features, kind_of(model.backbone))
+    with torch.random.fork_rng(devices=[]):  # layers draw torch's initial values before they get ours
+        try:
+            head = make_head(method, backbone, model.num_classes, options, generator)
+        except NoInputLayerError as error:
+            raise ValueError(
+                f"method {method!r} takes several inputs through the backbone at once, and cannot be fitted "
+                "on features of single ones: convert with this method and train the whole network"
+            ) from error
+    like = model.temperature
+    head.to(like.device, torch.promote_types(like.dtype, torch.float32))
+    return Classifier(backbone, head, num_features=model.num_features)
+
+
+def _put(model: Classifier, view: Classifier, method: str, options: Options, given: list[str]) -> None:
+    """Give the model the fitted head."""
+    view.head.forget_rows()
+    model.head = view.head.train(model.training)
+    model.config = {**model.config, "method": method, "options": options_to_save(options), "given": given}
+    if model.conversion is not None:
+        model.conversion = replace(model.conversion, method=method, kept_readout=False)
+    model._dataset_size = view.dataset_size
+    model.calibration = view.calibration
+    model.mark_fitted()

@@ -1,0 +1,224 @@
+"""build(): the methods of the paper as a small grid of latent × noise × wrapper, not seven copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+from torch import nn
+
+from hetsngp.models.classifier import Classifier
+from hetsngp.models.components import Parts, check_members
+from hetsngp.models.ensemble import Ensemble
+from hetsngp.models.multi_input import MultiInput
+from hetsngp.models.options import Options
+from hetsngp.nn.backbones import BACKBONES
+from hetsngp.nn.extractor import Extractor
+from hetsngp.nn.heads import Head
+from hetsngp.nn.multi_input import input_stack
+from hetsngp.validation import check_choice, check_class_counts, check_num_classes
+
+
+@dataclass(frozen=True)
+class Method:
+    """A recipe, its name in a figure, and the function that composes its head."""
+
+    title: str
+    compose: Callable[[Parts], Head]
+
+    def __call__(self, parts: Parts) -> Head:
+        return self.compose(parts)
+
+
+METHODS: dict[str, Method] = {}
+"""Every method by its name; loops, evaluation, estimator and command line know them from here only."""
+
+
+def method(title: str) -> Callable[[Callable[[Parts], Head]], Callable[[Parts], Head]]:
+    """Enter a recipe in :data:`METHODS` under the name of its function."""
+
+    def enter(compose: Callable[[Parts], Head]) -> Callable[[Parts], Head]:
+        METHODS[compose.__name__] = Method(title, compose)
+        return compose
+
+    return enter
+
+
+@method("Deterministic")
+def deterministic(parts: Parts) -> Head:
+    """Linear latent, no noise: the ordinary classifier."""
+    return parts.gaussian(parts.linear())
+
+
+@method("Heteroscedastic")
+def heteroscedastic(parts: Parts) -> Head:
+    """Linear latent, label noise (Collier et al. 2021)."""
+    latent = parts.linear()
+    return parts.gaussian(latent, parts.noise(latent))
+
+
+@method("SNGP")
+def sngp(parts: Parts) -> Head:
+    """Bounded backbone and a GP (Liu et al. 2020)."""
+    parts.bound_backbone()
+    return parts.gaussian(parts.gp())
+
+
+@method("HetSNGP")
+def hetsngp(parts: Parts) -> Head:
+    """Bounded backbone, a GP, and label noise on top of it: the paper."""
+    parts.bound_backbone()
+    latent = parts.gp()
+    return parts.gaussian(latent, parts.noise(latent))
+
+
+@method("Posterior Network")
+def posterior_network(parts: Parts) -> Head:
+    """A Dirichlet from one density a class (Charpentier et al. 2020)."""
+    return parts.dirichlet()
+
+
+@method("MIMO")
+def mimo(parts: Parts) -> Head:
+    """M inputs, M linear heads, one backbone (Havasi et al. 2021)."""
+    return deterministic(parts.for_members())
+
+
+@method("HetSNGP + MIMO")
+def hetsngp_mimo(parts: Parts) -> Head:
+    """M inputs, M HetSNGP heads, one backbone: what the paper leaves to future work."""
+    return hetsngp(parts.for_members())
+
+
+def build(
+    method: str,
+    backbone: nn.Module,
+    num_classes: int,
+    *,
+    generator: torch.Generator | None = None,
+    **options: Any,
+) -> Classifier:
+    """A classifier of ``method`` on ``backbone``, which maps x to (B, D) and has ``num_features`` = D.
+
+    Options and their defaults are those of :class:`Options`. The backbone is used as it is, not copied: a GP
+    has its layers bounded in place, several inputs its first layer widened. ``generator`` (on the CPU) draws
+    the initial values of what is added.
+
+    >>> import hetsngp
+    >>> from hetsngp.nn.backbones import ResidualMLP
+    >>> model = hetsngp.build("hetsngp", ResidualMLP(2, width=16, depth=2), num_classes=3, random_features=64)
+    >>> model(torch.zeros(5, 2)).shape
+    torch.Size([5, 3])
+    """
+    check_choice("method", method, METHODS)
+    num_classes = check_num_classes(num_classes)
+    resolved = check_options(options)
+    width = _num_features(backbone)
+    head = make_head(method, backbone, num_classes, resolved, generator)
+    inputs = input_stack(backbone)
+    check_members(inputs, head.num_members)
+    config = {
+        "method": method,
+        "num_classes": num_classes,
+        "options": options_to_save(resolved),
+        "given": sorted(options),
+        "backbone": describe_backbone(backbone),
+    }
+    common: dict[str, Any] = {"num_features": width, "dataset_size": resolved.dataset_size, "config": config}
+    if inputs is None:
+        return Classifier(backbone, head, **common)
+    model = MultiInput(backbone, head, **common)
+    model.input_repetition, model.batch_repetition = resolved.input_repetition, resolved.batch_repetition
+    return model
+
+
+def check_options(options: dict[str, Any]) -> Options:
+    """Options by their names, which must be known."""
+    known = {f.name for f in fields(Options)}
+    for name in options:
+        check_choice("option", name, sorted(known))
+    return Options(**options)
+
+
+def options_to_save(options: Options) -> dict[str, Any]:
+    """What a saved model is rebuilt with; the class counts stay with the head that has a use for them."""
+    return {**asdict(options), "class_counts": None}
+
+
+def make_head(
+    method: str,
+    backbone: nn.Module,
+    num_classes: int,
+    options: Options,
+    generator: torch.Generator | None = None,
+) -> Head:
+    """The head of ``method`` for the features of ``backbone``, which is prepared for it, in place."""
+    head = METHODS[method](Parts(backbone, _num_features(backbone), num_classes, options, generator))
+    if options.class_counts is not None:
+        head.set_class_counts(check_class_counts(options.class_counts, num_classes))
+    elif options.dataset_size is not None:
+        head.spread_counts(options.dataset_size)
+    home = next((t.device for t in (*backbone.parameters(), *backbone.buffers())), None)
+    if home is not None and head.temperature.device.type != "meta":
+        head.to(home)
+    return head
+
+
+def build_ensemble(
+    methods: str | Sequence[str],
+    make_backbone: Callable[[torch.Generator], nn.Module],
+    num_classes: int,
+    *,
+    seeds: Iterable[int] = (0, 1, 2, 3),
+    **options: Any,
+) -> Ensemble:
+    """A deep ensemble: a member for every method and seed, each with a network and initial values of its own.
+
+    ``make_backbone`` gets the member's generator, seeded; torch's default generator is seeded too while it
+    runs (and put back), for backbones that take none. Train, fit and save it as one: ``loop.train(ensemble,
+    ...)``, ``fit_posterior(ensemble, ...)``, ``save(ensemble, path)``.
+
+    >>> from hetsngp.nn.backbones import ResidualMLP
+    >>> def network(generator):
+    ...     return ResidualMLP(2, width=8, depth=1, generator=generator)
+    >>> ensemble = build_ensemble("sngp", network, num_classes=3, seeds=[0, 1])
+    >>> len(ensemble.members), ensemble(torch.zeros(5, 2)).shape
+    (2, torch.Size([5, 3]))
+    """
+    seeds = list(seeds)
+    members = []
+    for method in [methods] if isinstance(methods, str) else methods:
+        check_choice("method", method, METHODS)
+        for seed in seeds:
+            generator = torch.Generator().manual_seed(seed)
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach every GPU
+                backbone = make_backbone(generator)
+                members.append(build(method, backbone, num_classes, generator=generator, **options))
+    if len({id(member.backbone) for member in members}) < len(members):
+        raise ValueError("make_backbone must return a new network each time, or members share their weights")
+    return Ensemble(members)
+
+
+def _num_features(backbone: nn.Module) -> int:
+    if not isinstance(backbone, nn.Module):
+        raise TypeError(f"backbone must be a torch.nn.Module, got {type(backbone).__name__}")
+    width = getattr(backbone, "num_features", None)
+    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
+        raise ValueError(
+            f"{type(backbone).__name__}.num_features is {width!r}: set it to the width D of the features the "
+            "backbone returns, e.g. backbone.num_features = 512"
+        )
+    return width
+
+
+def describe_backbone(backbone: nn.Module) -> dict[str, Any]:
+    """Name and arguments of one of our backbones; for another, only its class name, to ask for it by."""
+    if isinstance(backbone, Extractor):
+        return backbone.description
+    name = type(backbone).__name__
+    if BACKBONES.get(name) is type(backbone):
+        return {"name": name, "config": dict(backbone.config)}  # type: ignore[arg-type]
+    return {"name": None, "class": name}

@@ -1,0 +1,208 @@
+"""What a table came to: every value, its mean and standard error over seeds, and the paper's beside it."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import platform
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hetsngp.files import write_atomically, write_json
+from hetsngp.paper.printed import SOURCE, printed
+from hetsngp.paper.tables import NO_MATTER, TABLES, Column, Part, Row, Table
+
+# Of a difference between numbers of three digits, so that equal ones are equal.
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number of a row, over seeds.
+
+    >>> cell = Cell({0: 0.80, 1: 0.82}, paper=(0.808, 0.001))
+    >>> round(cell.mean, 3), round(cell.standard_error, 3)
+    (0.81, 0.01)
+    """
+
+    values: Mapping[int, float]
+    """By seed; empty where nothing is measured yet."""
+    paper: tuple[float, float | None] | None = None
+
+    @property
+    def mean(self) -> float | None:
+        """None without values."""
+        return statistics.fmean(self.values.values()) if self.values else None
+
+    @property
+    def standard_error(self) -> float | None:
+        """Of the mean; None of fewer than two values."""
+        if len(self.values) < 2:
+            return None
+        return statistics.stdev(self.values.values()) / math.sqrt(len(self.values))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What of a table was asked for."""
+
+    table: Table
+    """With the rows that were chosen."""
+    seeds: tuple[int, ...]
+    changes: tuple[str, ...] = ()
+    """Of every recipe."""
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """Rows (of the ablations: parts) by the names that ``--methods`` takes; none where it is all."""
+        whole = TABLES[self.table.name]
+        several = len(whole.parts) > 1
+        names = tuple(
+            name
+            for part in self.table.parts
+            for name in (
+                [part.name.removeprefix(f"{whole.name}-")] if several else [r.name for r in part.rows]
+            )
+        )
+        return () if names == whole.choices else names
+
+    @property
+    def name(self) -> str:
+        """Of its files: some rows do not take the place of all."""
+        return "-".join([self.table.name, *(["+".join(self.chosen)] if self.chosen else [])])
+
+    def title(self) -> str:
+        """With whatever makes it another table than the paper's."""
+        ensembles = any(row.members > 1 for part in self.table.parts for row in part.rows)
+        of = "ensemble" if ensembles else "seed"
+        count = f"{len(self.seeds)} {of}{'s' if len(self.seeds) != 1 else ''}"
+        if len(self.seeds) != self.table.seeds:
+            count += f" (the paper: {self.table.seeds})"
+        said = [text for text in self.changes if not text.startswith(NO_MATTER)]
+        changed = f"; changed: {', '.join(said)}" if said else ""
+        some = f" ({', '.join(self.chosen)} alone)" if self.chosen else ""
+        return f"{self.table.title}{some}, {count}{changed}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A table with numbers; it may be unfinished."""
+
+    asked: Asked
+    values: dict[tuple[str, str, str], dict[int, float]] = field(default_factory=dict)
+    """(part, row, column) → seed → number."""
+    notes: tuple[str, ...] = ()
+    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What every training was, and took."""
+
+    @property
+    def table(self) -> Table:
+        """What it is of."""
+        return self.asked.table
+
+    def add(self, part: Part, row: Row, column: Column, seed: int, value: float) -> None:
+        """One number."""
+        self.values.setdefault((part.name, row.name, column.name), {})[seed] = value
+
+    def cell(self, part: Part, row: Row, column: Column) -> Cell:
+        """Ours and the paper's."""
+        found = self.values.get((part.name, row.name, column.name), {})
+        return Cell(dict(sorted(found.items())), printed(part.name, row.name, column.name))
+
+    def best(self, part: Part, column: Column) -> set[str]:
+        """Rows within one standard error of the best row, its own: what the paper prints in bold.
+
+        Of single runs it is the best alone.
+        """
+        cells = {row.name: self.cell(part, row, column) for row in part.rows}
+        means = {name: (cell.mean, cell.standard_error) for name, cell in cells.items()}
+        return within_one_error({n: (m, e) for n, (m, e) in means.items() if m is not None}, column.sign)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether there is a number in every cell, of every seed."""
+        return all(
+            len(self.cell(part, row, column).values) == len(self.asked.seeds)
+            for part in self.table.parts
+            for row in part.rows
+            for column in part.columns
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        seconds = [run.get("seconds") for run in self.runs.values()]
+        return {
+            "table": self.table.name,
+            "title": self.asked.title(),
+            "finished": self.is_finished,
+            "methods": list(self.asked.chosen) or None,
+            "seeds": list(self.asked.seeds),
+            "seeds_of_the_paper": self.table.seeds,
+            "changes": list(self.asked.changes),
+            "notes": list(self.notes),
+            "paper": SOURCE,
+            "parts": {part.name: self._part(part) for part in self.table.parts},
+            "runs": self.runs,
+            "seconds": sum(s for s in seconds if s is not None),
+            "versions": versions(),
+        }
+
+    def _part(self, part: Part) -> dict[str, Any]:
+        columns = {c.name: {"title": c.title, "metric": c.metric, "data": c.data} for c in part.columns}
+        rows = {}
+        for row in part.rows:
+            cells = {column.name: _cell(self.cell(part, row, column)) for column in part.columns}
+            said = {"title": row.title, "recipe": row.recipe, "changes": list(row.changes)}
+            rows[row.name] = {**said, "members": row.members, "cells": cells}
+        return {"title": part.title, "columns": columns, "rows": rows}
+
+    def save(self, out: Path) -> list[Path]:
+        """Write ``NAME.json`` and ``NAME.md``; NAME is the table's, with the rows where they are not all."""
+        from hetsngp.paper.text import markdown
+
+        files = [out / f"{self.asked.name}.json", out / f"{self.asked.name}.md"]
+        write_json(files[0], self.to_dict())
+        text = markdown(self)
+        write_atomically(files[1], lambda file: file.write(text.encode()))
+        return files
+
+    def __str__(self) -> str:
+        from hetsngp.paper.text import plain_text
+
+        return plain_text(self)
+
+
+def within_one_error(means: Mapping[str, tuple[float, float | None]], sign: int) -> set[str]:
+    """The names whose mean is within the best one's standard error of the best; ``sign`` −1: low is good.
+
+    >>> sorted(within_one_error({"a": (0.506, 0.006), "b": (0.501, 0.020), "c": (0.493, 0.011)}, 1))
+    ['a', 'b']
+    """
+    if not means:
+        return set()
+    best, error = max(means.values(), key=lambda each: sign * each[0])
+    return {name for name, (mean, _) in means.items() if sign * (best - mean) <= (error or 0.0) + ROUNDING}
+
+
+def _cell(cell: Cell) -> dict[str, Any]:
+    return {
+        "values": {str(seed): value for seed, value in cell.values.items()},
+        "mean": cell.mean,
+        "standard_error": cell.standard_error,
+        "n": len(cell.values),
+        "paper": None if cell.paper is None else list(cell.paper),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of what ran."""
+    return {
+        "hetsngp": importlib.import_module("hetsngp").__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }

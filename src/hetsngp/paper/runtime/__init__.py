@@ -1,0 +1,1 @@
+"""Both runtime tables of the paper."""

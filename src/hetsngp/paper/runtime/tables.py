@@ -1,0 +1,97 @@
+"""The rows and columns of both runtime tables, with the paper's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hetsngp.paper.printed import PAPER
+
+BASELINE = "deterministic"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method as a table has it: a recipe and what is changed in it."""
+
+    title: str
+    method: str
+    changes: tuple[str, ...] = ()
+    ours: bool = False
+    """Whether the paper has no such row."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """A table: a network, its rows, and what is measured of each ("train" and "eval")."""
+
+    title: str
+    book: str
+    """Folder of the recipes."""
+    paper: str
+    """Name of the table in ``paper.json``."""
+    num_classes: int
+    batch: int
+    """On a GPU."""
+    kinds: tuple[str, ...]
+    counted: bool
+    """Whether operations are counted too."""
+    rows: Mapping[str, Row]
+
+    def printed(self, row: str) -> dict[str, float]:
+        """The paper's numbers of a row and their ratios to its deterministic row; none for a row of ours.
+
+        >>> NETWORKS["resnet50"].printed("sngp")
+        {'ms_eval': 0.047, 'ms_eval_ratio': 1.175}
+        """
+        table = PAPER[self.paper]
+        out = {}
+        for column, (value, _) in table.get(row, {}).items():
+            out[column] = value
+            out[f"{column}_ratio"] = value / table[BASELINE][column][0]
+        return out
+
+
+def _sampled(samples: int) -> tuple[str, ...]:
+    return ("options.sampler=mc", f"options.num_samples={samples}")
+
+
+DEFAULT_POINTS = ("options.sampler=sobol", "options.num_samples=none")
+NETWORKS = {
+    "resnet50": Network(
+        "ResNet-50 on ImageNet",
+        "imagenet",
+        "runtime-resnet50",
+        num_classes=1000,
+        batch=256,
+        kinds=("eval",),
+        counted=False,
+        rows={
+            "deterministic": Row("Deterministic", BASELINE),
+            "sngp": Row("SNGP", "sngp"),
+            "mimo": Row("MIMO", "mimo"),
+            "heteroscedastic": Row("Het. (5000 MC samples)", "heteroscedastic", _sampled(5000)),
+            "hetsngp": Row("HetSNGP (100 MC samples)", "hetsngp", _sampled(100)),
+            "heteroscedastic-default": Row(
+                "Het. (ours, default points)", "heteroscedastic", DEFAULT_POINTS, ours=True
+            ),
+            "hetsngp-default": Row("HetSNGP (ours, default points)", "hetsngp", DEFAULT_POINTS, ours=True),
+        },
+    ),
+    "vit": Network(
+        "ViT-B/16 on ImageNet-21k",
+        "imagenet21k",
+        "runtime-vit",
+        num_classes=21_843,
+        batch=128,
+        kinds=("train", "eval"),
+        counted=True,
+        rows={
+            "deterministic": Row("Det", BASELINE),
+            "sngp": Row("SNGP", "sngp"),
+            "heteroscedastic": Row("Het", "heteroscedastic"),
+            "hetsngp": Row("HetSNGP", "hetsngp"),
+        },
+    ),
+}
+"""Rows as in the paper, and below them ours."""

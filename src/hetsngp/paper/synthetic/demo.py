@@ -1,0 +1,135 @@
+"""``hetsngp demo``: the paper's synthetic figures, with numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hetsngp.data.datasets.synthetic import NOISE_OF_ITS_OWN, make_task
+from hetsngp.files import write_json
+from hetsngp.models.methods import METHODS
+from hetsngp.paper.synthetic.experiment import PAPER, RECIPES, Recipe, Run
+from hetsngp.paper.synthetic.plots import draw_doubt, draw_labels
+from hetsngp.paper.synthetic.processes import Step, run_all
+from hetsngp.paper.synthetic.store import Store
+from hetsngp.paper.synthetic.summary import CAPTION, Summary, summarise, table
+
+MEASURING = 0.4
+"""What measuring and the maps take of a run, in parts of its training."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to train: every task with every method and seed."""
+
+    tasks: tuple[str, ...]
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    label_noise: float = 0.0
+    epochs: int | None = None
+    """In place of the recipes', for a quick look."""
+
+    def recipe(self, task: str) -> Recipe:
+        """The settings of every method on ``task``."""
+        recipe = RECIPES[task]
+        return recipe if self.epochs is None else replace(recipe, epochs=self.epochs)
+
+    def run(self, task: str, method: str, seed: int) -> Run:
+        """One of them."""
+        return Run(task, method, seed, self.label_noise, self.recipe(task))
+
+    def runs(self) -> list[Run]:
+        """The dearest methods first, so that no core is left with a long one at the end."""
+        order = sorted(self.methods, key=list(METHODS).index, reverse=True)
+        return [self.run(t, m, s) for s in self.seeds for m in order for t in reversed(self.tasks)]
+
+    def has_maps(self, run: Run) -> bool:
+        """The figures are of the first seed."""
+        return run.seed == self.seeds[0]
+
+    def title(self) -> str:
+        """For the table."""
+        first, last = self.seeds[0], self.seeds[-1]
+        title = f"seed {first}" if first == last else f"seeds {first} to {last}, ± one standard error"
+        noisy = [task.replace("_", " ") for task in self.tasks if task not in NOISE_OF_ITS_OWN]
+        if self.label_noise:
+            title += f", {100 * self.label_noise:g} % of labels flipped in {' and '.join(noisy)}"
+        return f"Synthetic tasks, {title}"
+
+
+def run_demo(plan: Plan, out: Path, jobs: int | None, console: Any) -> Summary:
+    """Train what is not in ``out`` yet, print the table, draw the figures, and write it all as JSON."""
+    store, runs = Store.open(out), plan.runs()
+    todo = [run for run in runs if not store.has(run, maps=plan.has_maps(run))]
+    if len(todo) < len(runs):
+        kept = f"{len(runs) - len(todo)} of {len(runs)} runs are in {out / 'runs'} already: skipped"
+        console.print(kept, highlight=False, soft_wrap=True)
+    if todo:
+        start = time.perf_counter()
+        with _progress(todo, console) as on_step:
+            run_all(todo, store, maps=plan.has_maps, workers=jobs, on_step=on_step)
+        console.print(f"trained and measured in {time.perf_counter() - start:.0f} s", highlight=False)
+    results = {run: store.read(run) for run in runs}
+    order = [plan.run(t, m, s) for t in plan.tasks for m in plan.methods for s in plan.seeds]
+    summary = summarise((run, results[run]["numbers"]) for run in order)
+    content = {
+        "plan": asdict(plan),
+        "versions": store.versions(),
+        "notes": CAPTION,
+        "paper": PAPER,
+        "summary": summary,
+        "runs": [results[run] for run in order],
+    }
+    write_json(out / "results.json", content)
+    figures = draw_figures(plan, store, results)
+    console.print(table(summary, plan.title()))
+    for text in sorted({text for run in order for text in results[run]["numbers"]["warnings"]}):
+        console.print(f"warning: {text}", markup=False)
+    for path in (*figures, out / "results.json"):
+        console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+    return summary
+
+
+def draw_figures(plan: Plan, store: Store, results: dict[Run, dict[str, Any]]) -> list[Path]:
+    """A figure of doubt for each task, and one of predicted labels for the circles."""
+    written = []
+    for name in plan.tasks:
+        task = make_task(name, plan.seeds[0], plan.label_noise)
+        runs = {method: plan.run(name, method, plan.seeds[0]) for method in plan.methods}
+        maps = {method: store.read_maps(run) for method, run in runs.items()}
+        written.append(store.out / f"{name}.png")
+        draw_doubt(task, maps, written[-1])
+        if name == "noisy_circles":
+            written.append(store.out / f"{name}_labels.png")
+            accuracies = {method: results[run]["numbers"]["accuracy"] for method, run in runs.items()}
+            draw_labels(task, maps, accuracies, written[-1])
+    return written
+
+
+@contextmanager
+def _progress(todo: list[Run], console: Any) -> Iterator[Callable[[Step], None]]:
+    """A bar over the epochs of all runs, and a line for each run that is done."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    epochs = sum(run.recipe.epochs for run in todo)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left"))
+    seen = done = 0
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=epochs * (1 + MEASURING))
+
+        def on_step(step: Step) -> None:
+            nonlocal seen, done
+            if step.kind == "epoch":
+                seen += 1
+                bar.advance(task)
+            else:
+                done += 1
+                bar.advance(task, MEASURING * step.run.recipe.epochs)
+                bar.console.print(f"{done:3d}/{len(todo)}  {step.run.name}", highlight=False)
+            bar.update(task, description=f"{done}/{len(todo)} models, {seen}/{epochs} epochs")
+
+        yield on_step

@@ -1,0 +1,262 @@
+"""fit_posterior(): one clean pass over the data, and calibration on data the model has not seen."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from hetsngp.models.classifier import Classifier, evaluating, to_device
+from hetsngp.models.ensemble import Ensemble
+from hetsngp.models.loaders import is_device_loader
+from hetsngp.nn.statistics import Statistics
+from hetsngp.posterior.calibration import (
+    TOLERANCE,
+    HeldOut,
+    choose_scale,
+    choose_temperature,
+    held_out_fisher,
+    posterior_of,
+)
+from hetsngp.posterior.report import PosteriorReport
+from hetsngp.validation import (
+    check_batch,
+    check_class_labels,
+    check_inputs,
+    check_multi_hot,
+    check_repeatable,
+    check_weight,
+)
+
+# Data with few distinct rows may repeat some honestly; more than this share is training data.
+MOSTLY = 0.5
+
+
+@overload
+def fit_posterior(
+    model: Classifier,
+    loader: Iterable[Any],
+    calibration: Iterable[Any] | None = ...,
+    *,
+    tolerance: float = ...,
+    progress: Callable[[int], None] | None = ...,
+    reduce: Callable[[Tensor], Tensor] | None = ...,
+) -> PosteriorReport: ...
+
+
+@overload
+def fit_posterior(
+    model: Ensemble,
+    loader: Iterable[Any],
+    calibration: Iterable[Any] | None = ...,
+    *,
+    tolerance: float = ...,
+    progress: Callable[[int], None] | None = ...,
+    reduce: Callable[[Tensor], Tensor] | None = ...,
+) -> list[PosteriorReport]: ...
+
+
+def fit_posterior(
+    model: Classifier | Ensemble,
+    loader: Iterable[Any],
+    calibration: Iterable[Any] | None = None,
+    *,
+    tolerance: float = TOLERANCE,
+    progress: Callable[[int], None] | None = None,
+    reduce: Callable[[Tensor], Tensor] | None = None,
+) -> PosteriorReport | list[PosteriorReport]:
+    """Fit the posterior in one pass over ``loader`` and calibrate on ``calibration``.
+
+    Both yield (x, y), or (x, y, weight) where an example counts ``weight`` times (any number ≥ 0).
+
+    The pass runs in eval mode without gradients, at the weights the model has now. A method without a
+    posterior has nothing to fit; calibration sets its temperature all the same. ``calibration`` must be held
+    out from training (never training, never out-of-distribution data): it sets the temperature by NLL, gives
+    the Kronecker posterior its output Hessian, picks the largest posterior scale whose NLL is as good as the
+    best, and sets the temperature again for predictions under that posterior. As good is worse by no more
+    than a standard error or ``tolerance`` nats: with less of it familiar inputs are better calibrated, with
+    more the unfamiliar ones stand out.
+    ``progress`` is called with the number of examples after each batch. An ensemble gets a list of reports.
+    ``reduce`` adds up a tensor over processes that each have a part of the data in ``loader``, and all of
+    ``calibration``.
+    """
+    if not tolerance >= 0:
+        raise ValueError(f"tolerance is nats of held-out NLL and must be at least 0, got {tolerance!r}")
+    if isinstance(model, Ensemble):
+        check_repeatable(len(model.members), loader=loader, calibration=calibration)
+    refuse_training_data(loader, calibration)
+    reports = []
+    for member in model.members:
+        reports.append(
+            fit_and_calibrate(
+                member, loader, calibration, tolerance=tolerance, progress=progress, reduce=reduce
+            )
+        )
+    return reports if isinstance(model, Ensemble) else reports[0]
+
+
+def fit_and_calibrate(
+    model: Classifier,
+    loader: Iterable[Any],
+    calibration: Iterable[Any] | None,
+    *,
+    left_out: HeldOut | None = None,
+    tolerance: float = TOLERANCE,
+    progress: Callable[[int], None] | None = None,
+    reduce: Callable[[Tensor], Tensor] | None = None,
+) -> PosteriorReport:
+    """:func:`fit_posterior` of one model. ``left_out``: training examples that help to set the temperature;
+    ``tolerance``: nats that a larger posterior scale may cost in any case.
+    """
+    with fitting(model):
+        report = _fit_and_calibrate(model, loader, calibration, left_out, tolerance, progress, reduce)
+    return finish(model, report)
+
+
+@contextmanager
+def fitting(model: Classifier) -> Iterator[None]:
+    """Eval mode and full precision inside; the head gets its buffers back if anything fails."""
+    # Large buffers are replaced by a fit, never written into, so keeping them costs nothing.
+    before = {name: t.clone() if t.numel() == 1 else t for name, t in model.head.named_buffers()}
+    try:
+        # In full precision whatever the caller's autocast: this pass is short, and exactness is its point.
+        with evaluating(model), torch.autocast(_device(model).type, enabled=False):
+            yield
+    except BaseException:
+        for name, tensor in before.items():
+            owner, _, attribute = name.rpartition(".")
+            setattr(model.head.get_submodule(owner), attribute, tensor)
+        raise
+
+
+def finish(model: Classifier, report: PosteriorReport) -> PosteriorReport:
+    """The posterior belongs to the weights as they are, and the model remembers how it was made."""
+    model.mark_fitted()
+    model.calibration = asdict(report)
+    return report
+
+
+def _fit_and_calibrate(
+    model: Classifier,
+    loader: Iterable[Any],
+    calibration: Iterable[Any] | None,
+    left_out: HeldOut | None,
+    tolerance: float,
+    progress: Callable[[int], None] | None,
+    reduce: Callable[[Tensor], Tensor] | None,
+) -> PosteriorReport:
+    held_out = None if calibration is None else collect(model, calibration)
+    also = [] if left_out is None else [(model, left_out)]
+    model.head.forget_calibration()
+    chosen = {} if held_out is None else choose_temperature([(model, held_out)], also)
+    if model.head.has_posterior:
+        posterior = posterior_of(model)
+        total = pass_over(model, loader, progress, held_out, reduce)
+        posterior.scale.fill_(1.0)
+        posterior.fit(total, None if held_out is None else held_out_fisher(model, held_out))
+        chosen |= {"posterior": posterior.name, "count": total.count}
+        chosen |= {} if held_out is None else choose_scale([(model, held_out)], also, tolerance)
+    return PosteriorReport(temperature=float(model.temperature), **chosen)
+
+
+def refuse_training_data(loader: Any, calibration: Any) -> None:
+    """The held-out data are not the very data of the loader."""
+    if calibration is None:
+        return
+    from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+
+    whole = [
+        part.dataset
+        for part in (loader, calibration)
+        if (isinstance(part, DataLoader) and isinstance(part.sampler, RandomSampler | SequentialSampler))
+        or is_device_loader(part)
+    ]
+    if calibration is loader or (len(whole) == 2 and whole[0] is whole[1]):
+        raise ValueError(
+            "calibration is the training data: give held-out data, e.g. from torch.utils.data.random_split; "
+            "on data the network has memorised every temperature looks too high"
+        )
+
+
+def _device(model: Classifier) -> torch.device:
+    return model.temperature.device
+
+
+def feature_batches(model: Classifier, loader: Iterable[Any], where: str) -> Any:
+    """Yield (h, y, weight or None) in full precision; examples of weight zero are left out."""
+    if isinstance(loader, torch.utils.data.Dataset):
+        raise TypeError(
+            f"{where} is a Dataset: wrap it, torch.utils.data.DataLoader(dataset, batch_size=256)"
+        )
+    empty = weightless = True
+    device = _device(model)
+    for batch in loader:
+        x, y, weight = check_batch(batch, where)
+        check_inputs(x)
+        h = model._features(to_device(x, device))
+        check = check_multi_hot if model.head.sigmoid else check_class_labels
+        y = check(to_device(y, device), model.num_classes, h.shape[0])
+        empty = False
+        h = h.float() if h.dtype in (torch.float16, torch.bfloat16) else h
+        if weight is not None:
+            weight = check_weight(to_device(weight, device), h.shape[0])
+            counts = weight > 0
+            h, y, weight = h[counts], y[counts], weight[counts]
+        if len(h):
+            weightless = False
+            yield h, y, weight
+    if empty:
+        raise ValueError(
+            f"{where} is empty: it yielded no batch; give a loader with data, not a used-up iterator"
+        )
+    if weightless:
+        raise ValueError(f"every weight of {where} is zero: give some examples a positive weight")
+
+
+def pass_over(
+    model: Classifier,
+    loader: Iterable[Any],
+    progress: Callable[[int], None] | None,
+    held_out: HeldOut | None,
+    reduce: Callable[[Tensor], Tensor] | None = None,
+) -> Statistics:
+    """The sums that the posterior is made of; warns when the held-out examples turn up among them."""
+    total: Statistics | None = None
+    met = torch.zeros(0, dtype=torch.bool) if held_out is None else torch.zeros_like(held_out.keys).bool()
+    seen = 0
+    for h, _, weight in feature_batches(model, loader, "loader"):
+        piece = model.head.statistics(h, weight)
+        total = piece if total is None else total + piece
+        if held_out is not None:
+            met |= held_out.found_in(h)
+        seen += len(h)
+        if progress is not None:
+            progress(seen)
+    assert total is not None
+    if reduce is not None:
+        total = total.reduced(reduce)
+        met = reduce(met.to(total.sums)) > 0
+    share = float(met.float().mean()) if held_out is not None else 0.0
+    if share > MOSTLY:
+        warnings.warn(
+            f"{share:.0%} of the calibration examples are also in the training data: calibrate "
+            "on examples the model was not trained on, e.g. from torch.utils.data.random_split",
+            stacklevel=5,
+        )
+    return total
+
+
+def collect(model: Classifier, calibration: Iterable[Any]) -> HeldOut:
+    """Held-out features, labels and weights, from one pass."""
+    batches = list(feature_batches(model, calibration, "calibration"))
+    h, y = torch.cat([h for h, _, _ in batches]), torch.cat([y for _, y, _ in batches])
+    weights = [torch.ones_like(h[:, 0]) if weight is None else weight.to(h) for h, _, weight in batches]
+    weighted = any(weight is not None for _, _, weight in batches)
+    if len(h) < 2:
+        raise ValueError("calibration holds one example; a standard error needs at least two")
+    return HeldOut(h, y, torch.cat(weights) if weighted else None)

@@ -1,0 +1,81 @@
+"""A run's state as JSON and safetensors: written whole or not at all, and read without pickle.
+
+:mod:`hetsngp.io.storage` writes the files; here any nest of dicts, lists and tensors is made fit for them.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hetsngp.io import storage
+from hetsngp.io.storage import ArtifactError
+
+KIND = "training state"
+
+
+def write_state(folder: Path, state: dict[str, Any]) -> None:
+    """Replace the state in ``folder``, if any, by this one, atomically."""
+    for left in folder.glob(".saving-*"):  # by a process that was killed; there is one writer to a folder
+        left.unlink(missing_ok=True)
+    tensors: dict[str, Tensor] = {}
+    storage.write(folder, {"kind": KIND, "state": _without_tensors(state, "", tensors)}, tensors)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """What :func:`write_state` was given, tensors on the CPU."""
+    description, tensors = storage.read(folder)
+    if description.get("kind") != KIND:
+        raise ArtifactError(f"{folder} holds a model and no training state: hetsngp.load reads it")
+    try:
+        state = _with_tensors(description["state"], tensors)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{folder} is not a training state that can be read: {error!r}") from error
+    if not isinstance(state, dict):
+        raise ArtifactError(f"{folder} is not a training state: it holds a {type(state).__name__}")
+    return state
+
+
+def has_state(folder: Path) -> bool:
+    """Whether there is something to read."""
+    return (folder / storage.CONFIG).is_file()
+
+
+def remove_states(folders: list[Path]) -> None:
+    """Forget older states."""
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _without_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """The nest with a name in place of each tensor. JSON has no tuples and no numbers for keys: both are
+    spelt out, so that what is read equals what was written.
+    """
+    if isinstance(value, Tensor):
+        name = f"{len(tensors)}{name}"  # as a path alone it may not be the only one
+        tensors[name] = value.detach().cpu().contiguous().clone()  # row-major, as a file has it
+        return {"tensor": name}
+    if isinstance(value, dict):
+        items = [[key, _without_tensors(v, f"{name}/{key}", tensors)] for key, v in value.items()]
+        return {"items": items}
+    if isinstance(value, list | tuple):
+        values = [_without_tensors(v, f"{name}/{i}", tensors) for i, v in enumerate(value)]
+        return values if isinstance(value, list) else {"tuple": values}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"a training state cannot hold {type(value).__name__} ({name})")
+
+
+def _with_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_with_tensors(v, tensors) for v in value]
+    if not isinstance(value, dict):
+        return value
+    if "tensor" in value:
+        return tensors[value["tensor"]]
+    if "tuple" in value:
+        return tuple(_with_tensors(v, tensors) for v in value["tuple"])
+    return {key: _with_tensors(v, tensors) for key, v in value["items"]}

@@ -1,0 +1,68 @@
+"""What a training does, and what it keeps on disk."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hetsngp.fitting.schedule import Schedule
+from hetsngp.validation import check_positive
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A schedule, and what happens beside the steps."""
+
+    schedule: Schedule
+    accumulate: int = 1
+    """Batches a step: their gradients are averaged."""
+    clip: float | None = None
+    """Largest norm of a step's gradient."""
+    average: float | None = None
+    """Exponential moving average of weights and statistics, by this much a step (0.998): it is what is held
+    against the held-out data, and what the model ends with."""
+    patience: int | None = None
+    """Epochs without a lower held-out NLL after which to stop."""
+    best: bool = True
+    """With held-out data: end with the weights of the epoch whose NLL was lowest there; False: the last's."""
+    bound_every: int = 1
+    """Steps from one measurement of the spectral bound to the next; 1: at every forward pass."""
+    seed: int = 0
+    """Of dropout, integration points and all else that draws from torch's, NumPy's or Python's generators."""
+
+    def __post_init__(self) -> None:
+        check_positive("accumulate", self.accumulate, integer=True)
+        check_positive("bound_every", self.bound_every, integer=True)
+        if self.clip is not None:
+            check_positive("clip", self.clip)
+        if self.average is not None and not 0 < self.average < 1:
+            raise ValueError(f"average is between 0 and 1, e.g. 0.998, got {self.average!r}")
+        if self.patience is not None:
+            check_positive("patience", self.patience, integer=True)
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON has it."""
+        described = asdict(self)
+        described["schedule"]["milestones"] = list(self.schedule.milestones)
+        return described
+
+
+@dataclass(frozen=True)
+class Keep:
+    """A folder for checkpoint, logs and the best epoch; the same call on the same folder goes on in it."""
+
+    folder: Path
+    seconds: float = 60.0
+    """Least time from one checkpoint to the next; there is one at the end in any case."""
+    tensorboard: bool | None = None
+    """None: where it is installed."""
+    changed: bool = False
+    """Whether to go on from a checkpoint that was made by another plan, say with a lower rate."""
+    about: dict[str, Any] = field(default_factory=dict)
+    """What the run is of, in words and numbers: a folder that holds a run of something else is refused."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder))
+        if not self.seconds >= 0:
+            raise ValueError(f"seconds between checkpoints must be at least 0, got {self.seconds!r}")

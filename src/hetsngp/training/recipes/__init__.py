@@ -1,0 +1,1 @@
+"""Recipe files: a training as a small TOML file."""

@@ -1,0 +1,150 @@
+"""Recipes: a training as a small TOML file, from the book that comes with the package or the user's own."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hetsngp.fitting.schedule import Schedule
+from hetsngp.training.config import Plan
+from hetsngp.training.hardware import Hardware
+from hetsngp.training.recipes.keys import SECTIONS, apply_change, check_keys, hint, make, options_of, typed
+from hetsngp.training.recipes.task import ImageTask, VerdictRules
+
+BOOK = Path(__file__).parents[2] / "configs"
+BOUND_EVERY = 10
+"""Steps from one measurement of the spectral bound to the next (docs/decisions.md)."""
+SEEDS = 2**32
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything about a training but where its results go."""
+
+    name: str
+    """In the book, or the stem of the file."""
+    task: ImageTask
+    plan: Plan
+    hardware: Hardware = field(default_factory=Hardware)
+    verdicts: VerdictRules = field(default_factory=VerdictRules)
+    changes: tuple[str, ...] = ()
+    """What was asked for in place of what the file says, as "key=value"."""
+
+    def describe(self) -> dict[str, Any]:
+        """All that decides the result, for JSON."""
+        task = {**asdict(self.task), "options": _plain(dict(self.task.options))}
+        del task["workers"]
+        return {
+            "name": self.name,
+            "task": task,
+            "plan": self.plan.describe(),
+            "verdicts": asdict(self.verdicts),
+        }
+
+    def on_this_machine(self) -> tuple[Recipe, str | None]:
+        """With hardware settings that are for GPUs left out where there is none; and a note that says so."""
+        asked = {text.partition("=")[0].strip() for text in self.changes}
+        # A file that says "cpu" was written for one; a caller who says so has a file for GPUs.
+        kind = "auto" if "hardware.accelerator" in asked else self.hardware.accelerator
+        on_cpu = kind == "auto" and (self.hardware.accelerator == "cpu" or not torch.cuda.is_available())
+        plain = {
+            name: getattr(Hardware(), name)
+            for name in ("precision", "channels_last", "compile")
+            if f"hardware.{name}" not in asked and getattr(self.hardware, name) != getattr(Hardware(), name)
+        }
+        if not on_cpu or not plain:
+            return self, None
+        keeps = f"--set hardware.{next(iter(plain))}={getattr(self.hardware, next(iter(plain)))}".lower()
+        note = f"no GPU: {', '.join(plain)} of the recipe left out ({keeps} would keep it)"
+        return replace(self, hardware=replace(self.hardware, **plain)), note
+
+
+def book_names() -> tuple[str, ...]:
+    """The recipes that come with the package: "cifar10", "cifar100/hetsngp", …"""
+    return tuple(sorted(file.relative_to(BOOK).with_suffix("").as_posix() for file in BOOK.rglob("*.toml")))
+
+
+def recipe_file(source: str | Path) -> tuple[str, Path]:
+    """Name and file of a recipe: a path that ends in .toml, or a name in the book."""
+    if str(source).endswith(".toml"):
+        path = Path(source).expanduser()
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"there is no recipe {path}; `hetsngp recipes` lists those that come with hetsngp"
+            )
+        return path.stem, path
+    name = str(source)
+    if name not in book_names() and Path(name).exists():
+        raise ValueError(
+            f"{name} is no recipe: to train on it, `hetsngp train images --set data={name}`, or "
+            "write a .toml file"
+        )
+    if name not in book_names():
+        close = hint(difflib.get_close_matches(name, book_names(), n=1))
+        raise ValueError(f"unknown recipe {name!r}: {close}`hetsngp recipes` lists all; a file ends in .toml")
+    return name, BOOK / f"{name}.toml"
+
+
+def read_recipe(source: str | Path, changes: Sequence[str] = ()) -> Recipe:
+    """The recipe in a .toml file, or of that name in the book, with ``changes`` such as "schedule.epochs=3".
+
+    >>> recipe = read_recipe("cifar10", ["network=wrn-10-1", "schedule.epochs=2", "options.rank=3"])
+    >>> recipe.task.network, recipe.plan.schedule.epochs, dict(recipe.task.options)["rank"]
+    ('wrn-10-1', 2, 3)
+    """
+    name, path = recipe_file(source)
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a TOML file: {error}") from error
+    try:
+        for change in changes:
+            apply_change(content, change)
+        return _recipe(name, content, tuple(changes))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"recipe {name}: {error}") from error
+
+
+def _recipe(name: str, content: dict[str, Any], changes: tuple[str, ...]) -> Recipe:
+    check_keys(content)
+    for key in ("data", "network", "method"):
+        if key not in content:
+            raise ValueError(f"{key} is missing: say it in the file, or --set {key}=…")
+    top = {key: value for key, value in content.items() if key not in SECTIONS}
+    seed = typed("seed", top.pop("seed", 0), Plan)
+    if not 0 <= seed < SEEDS:
+        raise ValueError(f"seed is a whole number from 0 to {SEEDS - 1}, got {seed}")
+    task = make(ImageTask, "", {**top, "options": options_of(content.get("options", {}))})
+    rate = dict(content.get("schedule", {}))
+    shares = rate.pop("milestone_shares", None)
+    if "epochs" not in rate:
+        raise ValueError("schedule.epochs is missing: say how long to train")
+    epochs = typed("schedule.epochs", rate["epochs"], Schedule)
+    if shares is not None:
+        if "milestones" in rate:
+            raise ValueError("schedule.milestones and schedule.milestone_shares say the same: leave one out")
+        if not isinstance(shares, list) or not all(isinstance(s, float | int) and 0 < s < 1 for s in shares):
+            raise ValueError(
+                f"schedule.milestone_shares are between 0 and 1, e.g. [0.5, 0.8], got {shares!r}"
+            )
+        rate["milestones"] = [share * epochs for share in shares]
+    warmup = typed("schedule.warmup", rate.get("warmup", 0), Schedule)
+    rate["warmup"] = min(warmup, epochs / 2)  # a recipe cut short for a look
+    schedule = make(Schedule, "schedule", {"smooth": True, **rate})
+    training = {"bound_every": BOUND_EVERY, **content.get("training", {})}
+    plan = make(Plan, "training", {**training, "schedule": schedule, "seed": seed})
+    hardware = make(Hardware, "hardware", content.get("hardware", {}))
+    return Recipe(
+        name, task, plan, hardware, make(VerdictRules, "verdicts", content.get("verdicts", {})), changes
+    )
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """Options that strict JSON can hold."""
+    return {name: "inf" if value == float("inf") else value for name, value in options.items()}
