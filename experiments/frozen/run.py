@@ -44,7 +44,7 @@ from hetsngp.frozen import head as frozen
 from hetsngp.frozen.features import FeatureSet
 from hetsngp.frozen.head import TOLERANCE
 from hetsngp.nn import latent
-from hetsngp.nn.inducing import LENGTH_RATIO
+from hetsngp.nn.latent import LENGTH_RATIO
 from hetsngp.types import Prediction
 
 HERE = Path(__file__).parent

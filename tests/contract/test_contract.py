@@ -24,7 +24,7 @@ from hetsngp.functional.link import sigmoid_log_probs, softmax_log_probs
 from hetsngp.functional.noise import NOISES
 from hetsngp.models.methods import METHODS
 from hetsngp.nn.dirichlet import LOG_UNIT, DirichletHead
-from hetsngp.nn.gaussian import GaussianHead
+from hetsngp.nn.heads import GaussianHead
 
 DOUBTS = (
     "total_uncertainty",

@@ -16,8 +16,7 @@ import hetsngp
 from hetsngp.models.methods import METHODS
 from hetsngp.nn.backbones import ResidualMLP
 from hetsngp.nn.extractor import Features
-from hetsngp.nn.gaussian import GaussianHead
-from hetsngp.nn.heads import Head
+from hetsngp.nn.heads import GaussianHead, Head
 from hetsngp.types import Prediction
 
 TINY: dict[str, Any] = {"random_features": 32, "rank": 2}

@@ -15,13 +15,12 @@ import torch
 import hetsngp
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
-from hetsngp.functional.points import PartGenerator
+from hetsngp.functional.sampling import PartGenerator
 from hetsngp.nn.backbones import WideResNet
 from hetsngp.nn.spectral_cache import hold_bounds, refresh_bounds
 from hetsngp.training import Engine, Hardware, Keep, Plan, Schedule
-from hetsngp.training.bounds import BoundRefresh
 from hetsngp.training.feeds import Feed
-from hetsngp.training.gradients import FabricGradients
+from hetsngp.training.gradients import BoundRefresh, FabricGradients
 
 pytestmark = pytest.mark.gpu
 

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hetsngp.reproduction import TABLES, Result, plan_of, reproduce
 from PIL import Image
 from tests.made_data import Made, made_data
 from torch import Tensor
@@ -31,6 +30,7 @@ from hetsngp.cli import make_app
 from hetsngp.data.datasets import cifar
 from hetsngp.data.datasets.synsets import wnids
 from hetsngp.data.datasets.synthetic import Points, SyntheticTask, make_task
+from hetsngp.paper import TABLES, Result, plan_of, reproduce
 from hetsngp.paper.synthetic import experiment as synthetic
 from hetsngp.paper.synthetic import processes as demo_runs
 from hetsngp.paper.synthetic.experiment import RECIPES, Recipe

@@ -24,7 +24,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRa
 from hetsngp.data.images.device_loader import DeviceLoader
 from hetsngp.models.methods import METHODS
 from hetsngp.nn.backbones import ResidualMLP
-from hetsngp.nn.linear import seeded_linear
+from hetsngp.nn.initialization import seeded_linear
 from hetsngp.training import Engine, Hardware, Keep, Plan, Schedule, Trained, run
 
 pytest.importorskip("lightning")

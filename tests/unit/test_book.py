@@ -15,7 +15,7 @@ from hetsngp.training.images import WIDE_RESNET, make_model
 from hetsngp.training.recipes.recipe import Recipe, book_names, read_recipe, recipe_file
 
 NAMES = book_names()
-PAPER = json.loads(files("hetsngp.reproduction").joinpath("paper.json").read_text(encoding="utf-8"))
+PAPER = json.loads(files("hetsngp.paper").joinpath("paper.json").read_text(encoding="utf-8"))
 TABLES = {
     "cifar100": ("cifar100",),
     "imagenet": ("imagenet", "imagenet-r-v2"),

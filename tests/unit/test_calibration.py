@@ -18,7 +18,7 @@ from torch import Tensor
 
 import hetsngp
 from hetsngp.models.methods import METHODS
-from hetsngp.nn.gaussian import GaussianHead
+from hetsngp.nn.heads import GaussianHead
 from hetsngp.posterior.calibration import HeldOut, best_temperature
 from hetsngp.posterior.cross_fitting import cross_fit_posterior
 
@@ -214,7 +214,7 @@ def test_the_final_temperature_is_that_of_predictions(
 ) -> None:
     """The lowest NLL with the posterior in place and the prior around the training temperature, as SciPy
     finds it. Neither the mode's temperature nor a prior around that one would be the same."""
-    monkeypatch.setattr("hetsngp.nn.gaussian.POSTERIOR_POINTS", 4096)  # so that only the search may differ
+    monkeypatch.setattr("hetsngp.nn.heads.POSTERIOR_POINTS", 4096)  # so that only the search may differ
     (x, y), weight = HELD_OUT, torch.ones(len(HELD_OUT[1])).double()
     if weighted:
         weight[:6] = 8.0

@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from hetsngp.data.class_matching import match_classes
+from hetsngp.data.class_maps import match_classes
 from hetsngp.data.datasets.cifar_c import CLASS_NAMES
 from hetsngp.data.datasets.synsets import class_names, wnids
 

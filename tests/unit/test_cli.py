@@ -166,7 +166,7 @@ def test_errors_of_our_own_show_where_they_came_from(monkeypatch: pytest.MonkeyP
     [
         (["train", "cifar10"], "hetsngp.training.recipes.recipe.read_recipe", True),
         (["evaluate", "runs/a"], "hetsngp.cli.devices.find_device", True),
-        (["reproduce", "cifar100"], "hetsngp.reproduction.reproduce", True),
+        (["reproduce", "cifar100"], "hetsngp.paper.reproduce", True),
         (["demo", "--out", "demo"], "hetsngp.paper.synthetic.demo.run_demo", True),
         (["predict", "runs/a", "b.jpg"], "hetsngp.cli.devices.find_device", False),
         (["data"], "hetsngp.data.datasets.registry.describe", False),

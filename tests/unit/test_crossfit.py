@@ -152,7 +152,7 @@ def test_the_final_temperature_is_that_of_predictions_on_the_pool(
 ) -> None:
     """Each example under the posterior that has not seen it, by weight; the prior is around that of training,
     and all examples are its witnesses."""
-    monkeypatch.setattr("hetsngp.nn.gaussian.POSTERIOR_POINTS", 4096)  # so that only the search may differ
+    monkeypatch.setattr("hetsngp.nn.heads.POSTERIOR_POINTS", 4096)  # so that only the search may differ
     model, folds, report = crossed(method, posterior=posterior)
     weight = data()[2]
 

@@ -472,13 +472,13 @@ def test_a_lie_about_a_later_member_costs_nothing(tmp_path: Path, monkeypatch: p
     hetsngp.save(Ensemble([owner("sngp"), owner("sngp")]), tmp_path)
     edit(tmp_path, members__1__model__options__random_features=34)
     made: list[str] = []
-    original = hetsngp.io.saved_model.build
+    original = hetsngp.io.artifact.build
 
     def build(method: str, network: nn.Module, *args: Any, **kwargs: Any) -> Any:
         made.append(next(network.parameters()).device.type)
         return original(method, network, *args, **kwargs)
 
-    monkeypatch.setattr(hetsngp.io.saved_model, "build", build)
+    monkeypatch.setattr(hetsngp.io.artifact, "build", build)
     with pytest.raises(ArtifactError, match=r"do not fit.*member 2: "):
         hetsngp.load(tmp_path, backbone=Own())
     assert made == ["meta", "meta"]

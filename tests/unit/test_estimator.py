@@ -24,7 +24,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import hetsngp
 from hetsngp import HetSNGPClassifier
-from hetsngp.fitting import table
+from hetsngp.fitting import tables as table
 from hetsngp.fitting.loop import EpochResult, Schedule
 from hetsngp.fitting.progress import Progress
 from hetsngp.fitting.tables import GP_LEARNING_RATE

@@ -223,7 +223,7 @@ def test_wide_noise_does_not_hide_doubt_half_way_out(monkeypatch: pytest.MonkeyP
     near, x = data()[0], x[(familiarity(model, x) - 0.5).abs() < 0.3]
     assert len(x) > 5
     here, there = model.predict(near), model.predict(x)
-    monkeypatch.setattr("hetsngp.nn.gaussian.known_share", lambda variance, familiarity: familiarity)
+    monkeypatch.setattr("hetsngp.nn.heads.known_share", lambda variance, familiarity: familiarity)
     old_here, old_there = model.predict(near), model.predict(x)
     assert there.data_uncertainty.mean() < 0.7 * old_there.data_uncertainty.mean()
     assert there.model_uncertainty.mean() > 1.2 * old_there.model_uncertainty.mean()

@@ -15,8 +15,7 @@ from hetsngp.functional.features import (
     rbf_kernel,
     sincos_features,
 )
-from hetsngp.nn.latent import Kernel, RandomFeatureGP
-from hetsngp.nn.normalization import FeatureNormalizer
+from hetsngp.nn.latent import FeatureNormalizer, Kernel, RandomFeatureGP
 
 
 def points(n: int = 40, d: int = 16) -> torch.Tensor:

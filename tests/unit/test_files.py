@@ -12,9 +12,8 @@ import torch
 from tests.unit.small_sets import random_bytes, write_image
 
 from hetsngp.data.images.arrays import ImageArrays
-from hetsngp.data.images.class_folders import ENDINGS
 from hetsngp.data.images.files import ImageFiles, read_image
-from hetsngp.data.images.folders import class_names, load_folder, scan_folder
+from hetsngp.data.images.folders import ENDINGS, class_names, load_folder, scan_folder
 from hetsngp.data.images.multi_label import MultiLabelFiles
 
 Image = pytest.importorskip("PIL.Image")

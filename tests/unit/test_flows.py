@@ -11,8 +11,8 @@ from tests.reference.oracles import radial_flow_log_density
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hetsngp.functional import flows
-from hetsngp.nn.flows import ClassFlows
+from hetsngp.functional import dirichlet as flows
+from hetsngp.nn.dirichlet import ClassFlows
 
 Parameters = tuple[Tensor, Tensor, Tensor]
 

@@ -11,9 +11,15 @@ from torch import Tensor, nn
 import hetsngp
 from hetsngp.functional.features import kernel_components, rbf_kernel, signed_root
 from hetsngp.nn import latent as latent_module
-from hetsngp.nn.inducing import LENGTH_RATIO, InducingFeatures, RowMemory, row_hashes
-from hetsngp.nn.latent import Kernel, RandomFeatureGP
-from hetsngp.nn.normalization import FeatureNormalizer
+from hetsngp.nn.latent import (
+    LENGTH_RATIO,
+    FeatureNormalizer,
+    InducingFeatures,
+    Kernel,
+    RandomFeatureGP,
+    RowMemory,
+    row_hashes,
+)
 
 A = 3.0
 

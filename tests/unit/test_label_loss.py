@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from hetsngp.functional import label_loss
-from hetsngp.functional.control import MILD_VARIANCE
 from hetsngp.functional.link import softmax_log_probs, softmax_nll
-from hetsngp.functional.points import BLOCK, Points
-from hetsngp.functional.sampling import random_signs, spread
+from hetsngp.functional.sampling import BLOCK, MILD_VARIANCE, Points, random_signs, spread
 from hetsngp.types import Factor, FactorSum, UtilityNormal
 
 BATCH, CLASSES, RANK = 6, 5, 2

@@ -16,7 +16,7 @@ from torch import Tensor
 import hetsngp
 from hetsngp import fit_head
 from hetsngp.fitting import lbfgs as descent
-from hetsngp.fitting.table import Table
+from hetsngp.fitting.tables import Table
 from hetsngp.posterior import calibration
 from hetsngp.posterior import leave_one_out as leaving
 from hetsngp.posterior.calibration import (

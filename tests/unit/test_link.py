@@ -12,10 +12,17 @@ import torch
 from tests.reference import oracles
 from torch import Tensor
 
-from hetsngp.functional.control import TaylorControl
 from hetsngp.functional.link import sigmoid_log_probs, softmax_log_probs, softmax_probs
-from hetsngp.functional.points import LATIN_SCRAMBLES, SCRAMBLES, Points, _normal_from_uniform
-from hetsngp.functional.sampling import StreamedLogSoftmax, pack, random_signs
+from hetsngp.functional.sampling import (
+    LATIN_SCRAMBLES,
+    SCRAMBLES,
+    Points,
+    StreamedLogSoftmax,
+    TaylorControl,
+    _normal_from_uniform,
+    pack,
+    random_signs,
+)
 from hetsngp.types import Factor, FactorSum, UtilityNormal
 
 NOISE = {"mild": (0.5, 0.5), "wide factor": (4.0, 1.0), "wide diagonal": (1.0, 6.0), "wide both": (5.0, 5.0)}

@@ -15,9 +15,9 @@ from torch import Tensor
 import hetsngp
 from hetsngp.functional.features import NORMALIZATIONS
 from hetsngp.functional.link import softmax_log_probs, softmax_nll
-from hetsngp.functional.points import SAMPLERS, PartGenerator, part_of
-from hetsngp.nn.normalization import FeatureNormalizer
-from hetsngp.nn.statistics import Statistics
+from hetsngp.functional.sampling import SAMPLERS, PartGenerator, part_of
+from hetsngp.nn.latent import FeatureNormalizer
+from hetsngp.nn.posteriors import Statistics
 from hetsngp.types import UtilityNormal
 from hetsngp.validation import check_class_labels, check_inputs, check_weight, eager, trusting
 

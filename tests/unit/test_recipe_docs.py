@@ -13,7 +13,7 @@ from hetsngp.functional.features import FEATURES, NORMALIZATIONS
 from hetsngp.functional.laplace import POSTERIORS
 from hetsngp.functional.link import LIKELIHOODS, LINKS
 from hetsngp.functional.noise import NOISES
-from hetsngp.functional.points import SAMPLERS
+from hetsngp.functional.sampling import SAMPLERS
 from hetsngp.models.methods import METHODS
 from hetsngp.training.hardware import PRECISIONS, STRATEGIES
 from hetsngp.training.recipes.keys import SECTIONS, known_keys

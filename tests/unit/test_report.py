@@ -15,7 +15,7 @@ import torch
 from matplotlib import image
 
 from hetsngp.evaluation import evaluate, panels, report_plots
-from hetsngp.evaluation.corrupted_plots import draw_corrupted, severity_panel
+from hetsngp.evaluation.report_plots import draw_corrupted, severity_panel
 from hetsngp.evaluation.report_text import verdict
 from hetsngp.paper.synthetic import plots
 from hetsngp.types import Prediction

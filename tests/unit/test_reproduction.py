@@ -8,17 +8,16 @@ import warnings
 from pathlib import Path
 
 import pytest
-from hetsngp.reproduction import TABLES, plan_of
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from scipy.stats import sem
 
+from hetsngp.paper import TABLES, plan_of
 from hetsngp.paper.plots import draw
-from hetsngp.paper.printed import PAPER, printed
 from hetsngp.paper.reproduction import _each_warning_once, ask
 from hetsngp.paper.results import Asked, Cell, Result, within_one_error
 from hetsngp.paper.runs import TableRun, all_runs, merge, runs_of
 from hetsngp.paper.synthetic.table import plan_for
-from hetsngp.paper.tables import METRICS, Part
+from hetsngp.paper.tables import METRICS, PAPER, Part, printed
 from hetsngp.paper.text import NONE, WIDTH, markdown, plain_text
 from hetsngp.training.recipes.recipe import read_recipe
 

@@ -20,7 +20,7 @@ import hetsngp
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
 from hetsngp.training import Engine, Hardware, Plan, Schedule
-from hetsngp.training.refit import Refit
+from hetsngp.training.run import Refit
 
 pytest.importorskip("lightning")
 

@@ -17,13 +17,12 @@ from tests.contract.toy import assert_same
 from torch import nn
 
 from hetsngp.data.datasets.synsets import wnids
-from hetsngp.data.shards.choice import part_of, shuffled
 from hetsngp.data.shards.index import INDEX
-from hetsngp.data.shards.streams import ShardedImages, ShardLoader
+from hetsngp.data.shards.streams import ShardedImages, ShardLoader, part_of, shuffled
 from hetsngp.data.shards.tar_samples import Labeller, count_samples, read_samples
 from hetsngp.models.classifier import Classifier
 from hetsngp.models.methods import build
-from hetsngp.nn.linear import seeded_linear
+from hetsngp.nn.initialization import seeded_linear
 from hetsngp.training.feeds import Feed, share_of
 
 Image = pytest.importorskip("PIL.Image")

@@ -44,7 +44,7 @@ def add(app: Any) -> None:
         """
         from hetsngp.cli.devices import find_device
         from hetsngp.serving.bundle import open_run
-        from hetsngp.serving.lines import predict_and_show
+        from hetsngp.serving.output import predict_and_show
 
         served = open_run(run, device=find_device(device))
         predict_and_show(served, files, as_json=json, sheet=sheet, limit=limit, batch_size=batch_size)

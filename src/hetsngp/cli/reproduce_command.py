@@ -51,8 +51,8 @@ def add(app: Any) -> None:
         OUT/TABLE.md, TABLE.json and TABLE.png (of some rows TABLE-ROWS.md …). `hetsngp recipes` has the
         settings and what they cost.
         """
-        from hetsngp.reproduction import plan_of
-        from hetsngp.reproduction import reproduce as run_table
+        from hetsngp.paper import plan_of
+        from hetsngp.paper import reproduce as run_table
 
         chosen = None if methods is None else [name.strip() for name in methods.split(",") if name.strip()]
         given: Any = {"out": out, "seeds": seeds, "methods": chosen, "changes": change or [], "far": far}

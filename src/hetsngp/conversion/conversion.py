@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from hetsngp.conversion import libraries
-from hetsngp.conversion.locating import example_batch, locate_last_layer
-from hetsngp.conversion.tracing import LINEAR, LastLayer, is_linear
+from hetsngp.conversion.tracing import LINEAR, LastLayer, example_batch, is_linear, locate_last_layer
 from hetsngp.models.classifier import Classifier, evaluating
 from hetsngp.models.components import spectral_bound_for
 from hetsngp.models.ensemble import Ensemble

@@ -9,9 +9,8 @@ import torch
 
 from hetsngp.data.datasets.registry import DATASETS, find, open_data
 from hetsngp.data.images.arrays import ImageArrays
-from hetsngp.data.images.class_folders import image_names, subfolders
 from hetsngp.data.images.files import ImageFiles
-from hetsngp.data.images.folders import class_names, load_folder, scan_folder
+from hetsngp.data.images.folders import class_names, image_names, load_folder, scan_folder, subfolders
 from hetsngp.data.images.npz import load_npz, npz_keys, read_array
 from hetsngp.validation import check_choice
 

@@ -32,8 +32,8 @@ from hetsngp.evaluation.scores import (
     selection,
 )
 from hetsngp.fitting.progress import RowProgress, at_a_terminal
-from hetsngp.functional.points import draw_seed
-from hetsngp.metrics.library import torchmetrics
+from hetsngp.functional.sampling import draw_seed
+from hetsngp.metrics.probabilities import torchmetrics
 from hetsngp.models.loaders import num_batches
 from hetsngp.validation import check_positive
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hetsngp.data.class_matching import match_classes
+from hetsngp.data.class_maps import match_classes
 from hetsngp.data.corrupted import CorruptedImages, Mapped
 from hetsngp.data.datasets.registry import DATASETS
 from hetsngp.data.preprocessing import is_made

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hetsngp.fitting.loop import EpochResult, nll_sums
 from hetsngp.models.classifier import Classifier
-from hetsngp.nn.gaussian import GaussianHead
+from hetsngp.nn.heads import GaussianHead
 from hetsngp.nn.latent import MOST_REMEMBERED, RandomFeatureGP
 
 Rows = tuple[Tensor, ...]

@@ -15,8 +15,7 @@ import torch
 from hetsngp.fitting.lbfgs import MOST_LOOKS, has_mode
 from hetsngp.fitting.loop import Schedule
 from hetsngp.fitting.progress import Progress, RowProgress, at_a_terminal
-from hetsngp.fitting.table import Table, split
-from hetsngp.fitting.tables import GP_LEARNING_RATE, Fit
+from hetsngp.fitting.tables import GP_LEARNING_RATE, Fit, Table, split
 from hetsngp.frozen.features import FeatureSet, extract_features, remembered_features
 from hetsngp.models.classifier import Classifier
 from hetsngp.models.components import kind_of

@@ -19,9 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hetsngp.functional.control import MILD_VARIANCE
-from hetsngp.functional.points import BLOCK, Points
-from hetsngp.functional.sampling import point_chunks, row_chunks
+from hetsngp.functional.sampling import BLOCK, MILD_VARIANCE, Points, point_chunks, row_chunks
 
 # Below this q_y is taken from its logarithm, before float32 loses it.
 _SMALLEST = 1e-30

@@ -10,12 +10,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hetsngp.functional.control import MILD_VARIANCE
 from hetsngp.functional.label_loss import LabelNLL
 from hetsngp.functional.laplace import contrast_basis
-from hetsngp.functional.points import Points, draw_seed, part_of
 from hetsngp.functional.quadrature import expected_log_sigmoid, log_expected_sigmoid
-from hetsngp.functional.sampling import StreamedLogSoftmax, pack, random_signs, replicate_sums, spread
+from hetsngp.functional.sampling import (
+    MILD_VARIANCE,
+    Points,
+    StreamedLogSoftmax,
+    draw_seed,
+    pack,
+    part_of,
+    random_signs,
+    replicate_sums,
+    spread,
+)
 from hetsngp.types import Factor, UtilityNormal
 
 LINKS = ("softmax", "sigmoid")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hetsngp.metrics.library import torchmetrics
+from hetsngp.metrics.probabilities import torchmetrics
 
 
 def auroc(inside: Tensor, outside: Tensor) -> float:

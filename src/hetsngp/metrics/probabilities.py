@@ -7,12 +7,22 @@ the probabilities.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from hetsngp.metrics.library import torchmetrics
 from hetsngp.validation import check_positive
+
+
+def torchmetrics() -> ModuleType:
+    """``torchmetrics.functional.classification``, or an error that names the extra."""
+    try:
+        from torchmetrics.functional import classification
+    except ImportError as error:
+        raise ImportError("metrics need torchmetrics: pip install 'hetsngp[cli]'") from error
+    return classification
+
 
 TINY = torch.finfo(torch.float32).tiny
 """A probability that underflowed counts as this: 87 nats, whatever the precision."""

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hetsngp.nn.extractor import Features
-from hetsngp.nn.gaussian import GaussianHead
-from hetsngp.nn.heads import Head
+from hetsngp.nn.heads import GaussianHead, Head
 from hetsngp.nn.posteriors import MomentumPosterior
 from hetsngp.types import LatentNormal, Prediction, UtilityNormal
 from hetsngp.validation import (

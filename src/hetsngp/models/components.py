@@ -12,8 +12,7 @@ from torch import nn
 from hetsngp.models.options import Options
 from hetsngp.nn.dirichlet import DirichletHead
 from hetsngp.nn.extractor import Extractor, Features
-from hetsngp.nn.gaussian import GaussianHead
-from hetsngp.nn.heads import Link
+from hetsngp.nn.heads import GaussianHead, Link
 from hetsngp.nn.latent import Kernel, LinearLatent, RandomFeatureGP
 from hetsngp.nn.multi_input import InputStack, input_stack, tighten_for_tiles, widen_inputs, widened_module
 from hetsngp.nn.noise import CLASS_NOISES, FeatureNoise, Noise

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetsngp.functional.points import draw_seed
+from hetsngp.functional.sampling import draw_seed
 from hetsngp.models.classifier import Classifier
 from hetsngp.nn.multi_input import LAYERS, InputStack, input_stack, widened_module
 from hetsngp.validation import check_class_labels, check_multi_hot, check_weight

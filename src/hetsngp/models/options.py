@@ -11,7 +11,7 @@ from hetsngp.functional.features import FEATURES, NORMALIZATIONS
 from hetsngp.functional.laplace import POSTERIORS
 from hetsngp.functional.link import LIKELIHOODS, LINKS
 from hetsngp.functional.noise import NOISES
-from hetsngp.functional.points import SAMPLERS
+from hetsngp.functional.sampling import SAMPLERS
 from hetsngp.validation import check_choice, check_positive
 
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hetsngp.nn.posteriors import Posterior
-from hetsngp.nn.statistics import Statistics
-from hetsngp.types import LatentNormal, Prediction, UtilityNormal
+from hetsngp.functional import link as functional
+from hetsngp.functional import uncertainty
+from hetsngp.functional.noise import known_share
+from hetsngp.functional.sampling import draw_seed
+from hetsngp.nn.latent import LinearLatent, RandomFeatureGP
+from hetsngp.nn.noise import Noise
+from hetsngp.nn.posteriors import KroneckerPosterior, MomentumPosterior, Posterior, Statistics
+from hetsngp.types import LatentNormal, Prediction, UtilityNormal, join_factors
+from hetsngp.validation import check_class_labels, check_multi_hot
 
 # Points for a training step and for ``model(x)`` in evaluation. A gradient averages over the batch and over
 # steps, so it needs few; predictions choose their own number.
@@ -156,3 +165,276 @@ class Head(nn.Module):
         ``shift`` (B, K) is added to f, where there is one.
         """
         raise NotImplementedError
+
+
+# Of a held-out NLL with the posterior, more than for its mode: the log of a mean over few points is biased
+# where u is wide and a label improbable, and the second search of τ would follow the bias.
+POSTERIOR_POINTS = 2 * EVAL_POINTS
+# Members' points must not be the same, or their integration errors would not average out.
+MEMBER_SEED = 7919
+
+
+class GaussianHead(Head):
+    """Any latent with any noise (or none) through the tempered link.
+
+    With M members there are M Gaussians for each h, in B·M rows, one after another; the prediction is
+    their mixture. ``sample_beta`` adds the posterior of β in training too (the paper's "MC sampling"
+    ablation), as soon as one has been fitted; in closed form, since Gaussians add.
+    """
+
+    def __init__(
+        self,
+        latent: LinearLatent | RandomFeatureGP,
+        noise: Noise | None,
+        link: Link,
+        *,
+        num_classes: int,
+        temperature: float = 1.0,
+        sample_beta: bool = False,
+    ) -> None:
+        super().__init__(num_classes, link, temperature)
+        self.latent = latent
+        self.noise = noise
+        self.num_members = latent.members
+        self.sample_beta = sample_beta
+
+    # --- the road ---------------------------------------------------------------------------------------
+
+    def parts(self, h: Tensor, *, posterior: bool) -> tuple[LatentNormal, UtilityNormal | None]:
+        """f, and the noise u − f as a zero-mean Gaussian (None without noise), of B·M rows.
+
+        The noise is learned from the data and known only where they are. Under the posterior it fades with
+        the GP's familiarity, or noise extrapolated from a noisy region would pass for data uncertainty far
+        away and hide the model's.
+        """
+        latent: LatentNormal = self.latent(h, posterior=posterior)
+        if self.noise is None:
+            return latent, None
+        var, factor = self.noise(h, self.latent)
+        noise = UtilityNormal(torch.zeros_like(latent.mean), var, factor)
+        # Not while it is being learned (``sample_beta``): there every input is one of the data.
+        if posterior and not self.training:
+            width = noise.marginal_variance().mean(-1) / self.training_temperature.to(var).square()
+            familiarity = self.latent.familiarity(h).repeat_interleave(self.num_members)
+            known = known_share(width, familiarity).unsqueeze(-1)
+            noise = UtilityNormal(noise.mean, var * known, factor.weighted(known.sqrt()))
+        return latent, noise
+
+    def utility(self, h: Tensor, *, posterior: bool) -> UtilityNormal:
+        """u = f + noise, in closed form: h (B, D) → mean (B·M, K), var (B·M, K), factor."""
+        latent, noise = self.parts(h, posterior=posterior)
+        return _add_noise(latent.as_utility(), noise)
+
+    def latent_normal(self, h: Tensor) -> LatentNormal:
+        latent: LatentNormal = self.latent(h, posterior=True)
+        return latent.pooled(self.num_members)
+
+    def utility_normal(self, h: Tensor) -> UtilityNormal:
+        return self.utility(h, posterior=True).pooled(self.num_members)
+
+    def noise_free_probs(self, mean: Tensor) -> Tensor:
+        """p at û/τ, the probabilities that Eq. (5) weighs with: (B, K) → (B, K)."""
+        u = mean / self.temperature.to(mean)
+        return torch.sigmoid(u) if self.sigmoid else torch.softmax(u, -1)
+
+    def _training_utility(self, h: Tensor) -> UtilityNormal:
+        """u/τ at the posterior mode; with ``sample_beta``, under the posterior as soon as there is one."""
+        sampled = self.sample_beta and self.training and self.has_posterior
+        posterior = sampled and self.posterior.is_filled  # type: ignore[union-attr]
+        temperature = self.training_temperature if self.training else self.mode_temperature
+        return self.utility(h, posterior=posterior).tempered(temperature.to(h))
+
+    # --- training ---------------------------------------------------------------------------------------
+
+    def log_probs(self, h: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """log P(y) at the posterior mode (B, K); log-odds under the sigmoid, the logits of its own loss.
+
+        In training mode the points are fresh each time (from ``generator``); in evaluation they are fixed.
+        """
+        utility = self._training_utility(h)
+        if self.sigmoid:
+            log_yes, log_no = functional.sigmoid_log_probs(utility)
+            return self._mixed(log_yes) - self._mixed(log_no)
+        if self.noise is None and not self.sample_beta:
+            # A point; said here so that tracing need not look.
+            return self._mixed(torch.log_softmax(utility.mean, -1))
+        return self._mixed(functional.softmax_log_probs(utility, **self._points(generator)))
+
+    def _mixed(self, log_probs: Tensor) -> Tensor:
+        """log of the members' mean probability: (B·M, K) → (B, K)."""
+        if self.num_members == 1:
+            return log_probs
+        return log_probs.unflatten(0, (-1, self.num_members)).logsumexp(1) - math.log(self.num_members)
+
+    def _points(self, generator: torch.Generator | None) -> dict[str, Any]:
+        """How to integrate: fresh points in training, fixed ones in evaluation."""
+        return {
+            "num_samples": self.link.num_samples or (TRAIN_POINTS if self.training else EVAL_POINTS),
+            "sampler": self.link.sampler,
+            "generator": generator,
+            "seed": None if self.training or generator is not None else 0,
+            "decorrelate": self.training,
+        }
+
+    def adapt(self, h: Tensor, also: Sequence[Tensor] = (), generator: torch.Generator | None = None) -> None:
+        if isinstance(self.latent, RandomFeatureGP):
+            self.latent.adapt(h, also, generator)
+
+    def forget_rows(self) -> None:
+        if isinstance(self.latent, RandomFeatureGP):
+            self.latent.forget_rows()
+
+    def nll(self, h: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """−log p̄(y) of each row: (B·M,). Labels (B·M,), or multi-hot (B·M, K) under the sigmoid."""
+        rows = h.shape[0] * self.num_members
+        if self.sigmoid:
+            y = check_multi_hot(y, self.num_classes, rows)
+            return functional.sigmoid_nll(self._training_utility(h), y, self.link.likelihood)
+        y = check_class_labels(y, self.num_classes, rows)
+        utility = self._training_utility(h)
+        if self.noise is None and not self.sample_beta:
+            return F.cross_entropy(utility.mean, y, reduction="none")
+        if self.link.likelihood == "log_mean":
+            return functional.softmax_nll(utility, y, **self._points(generator))
+        log_probs = functional.softmax_log_probs(utility, likelihood="mean_log", **self._points(generator))
+        return -log_probs.gather(1, y.unsqueeze(1)).squeeze(1)
+
+    def undecayed_parameters(self) -> list[nn.Parameter]:
+        return [self.latent.beta] if isinstance(self.latent, RandomFeatureGP) else []
+
+    def prior_penalty(self) -> Tensor | None:
+        return self.latent.prior_penalty()
+
+    # --- prediction -------------------------------------------------------------------------------------
+
+    def predict(
+        self, h: Tensor, *, num_samples: int | None = None, generator: torch.Generator | None = None
+    ) -> Prediction:
+        seed = 0 if generator is None else draw_seed(generator)
+        temperature = self.temperature.to(h)
+        latent, noise = self.parts(h, posterior=True)
+        f = latent.as_utility().tempered(temperature)
+        noise = None if noise is None else noise.tempered(temperature)
+        if self.num_members == 1:
+            return self._predict(f, noise, latent.var, num_samples, seed)
+        each = []
+        for member in range(self.num_members):
+            rows = slice(member, None, self.num_members)
+            own = None if noise is None else noise.rows(rows)
+            each.append(
+                self._predict(f.rows(rows), own, latent.var[rows], num_samples, seed + MEMBER_SEED * member)
+            )
+        return uncertainty.mixture(each, sigmoid=self.sigmoid)
+
+    def _predict(
+        self,
+        f: UtilityNormal,
+        noise: UtilityNormal | None,
+        latent_var: Tensor,
+        num_samples: int | None,
+        seed: int,
+    ) -> Prediction:
+        """Of one member: f and noise are tempered, (B, K)."""
+        if self.sigmoid:
+            probs = functional.sigmoid_log_probs(_add_noise(f, noise))[0].exp()
+            clean = probs if noise is None else functional.sigmoid_log_probs(f)[0].exp()
+            total = uncertainty.binary_entropy(probs)
+            var = f.marginal_variance()
+            noise_var = torch.zeros_like(var) if noise is None else noise.marginal_variance()
+            model = uncertainty.sigmoid_model_uncertainty(f.mean, var, noise_var, probs)
+            points = torch.zeros_like(probs[:, 0], dtype=torch.long)
+        else:
+            options = self._prediction_points(num_samples, seed)
+            probs, points = functional.softmax_probs(_add_noise(f, noise), **options)
+            clean = probs if noise is None else functional.softmax_probs(f, **options)[0]
+            total = uncertainty.entropy(probs)
+            model = uncertainty.model_uncertainty(f, noise, probs, seed=seed, members=self.num_members)
+        model = model.minimum(total)
+        data = total - model
+        tiny = torch.finfo(probs.dtype).tiny  # nothing is impossible: a logarithm stays finite
+        return Prediction(
+            probs=probs.clamp_min(tiny),
+            clean_probs=clean.clamp_min(tiny),
+            total_uncertainty=data + model,  # H(probs) to the last bit but one, so that the sum is exact
+            data_uncertainty=data,
+            model_uncertainty=model,
+            latent_variance=latent_var.mean(-1),
+            ood_score=model if self.has_posterior else total,
+            member_uncertainty=torch.zeros_like(model),
+            num_points=points,
+        )
+
+    def _prediction_points(self, num_samples: int | None, seed: int) -> dict[str, Any]:
+        """How to integrate one member: errors of M members average out, so that each needs an M-th."""
+        count = self.link.num_samples if num_samples is None else num_samples
+        count = None if count is None else math.ceil(count / self.num_members)
+        return {
+            "num_samples": count,
+            "sampler": self.link.sampler,
+            "seed": seed,
+            "target_error": functional.TARGET_ERROR * math.sqrt(self.num_members),
+            # A power of two, which a Sobol net likes.
+            "first": max(2, 2 ** math.floor(math.log2(functional.FIRST / self.num_members))),
+        }
+
+    def probs(
+        self, h: Tensor, *, num_samples: int | None = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        seed = 0 if generator is None else draw_seed(generator)
+        utility = self.utility(h, posterior=True).tempered(self.temperature.to(h))
+        each = []
+        for member in range(self.num_members):
+            own = utility.rows(slice(member, None, self.num_members)) if self.num_members > 1 else utility
+            if self.sigmoid:
+                each.append(functional.sigmoid_log_probs(own)[0].exp())
+            else:
+                options = self._prediction_points(num_samples, seed + MEMBER_SEED * member)
+                each.append(functional.softmax_probs(own, **options)[0])
+        tiny = torch.finfo(each[0].dtype).tiny
+        return torch.stack([probs.clamp_min(tiny) for probs in each]).mean(0)
+
+    # --- posterior and calibration ----------------------------------------------------------------------
+
+    @property
+    def posterior(self) -> Posterior | None:
+        return self.latent.posterior if isinstance(self.latent, RandomFeatureGP) else None
+
+    def update_posterior(self, h: Tensor, dataset_size: float | None) -> None:
+        """Move a momentum posterior by one batch."""
+        assert isinstance(self.latent, RandomFeatureGP)
+        assert isinstance(self.latent.posterior, MomentumPosterior)
+        self.latent.posterior.update(self.latent.features(h), dataset_size)
+
+    def statistics(self, h: Tensor, weight: Tensor | None = None) -> Statistics:
+        assert isinstance(self.latent, RandomFeatureGP)
+        phi = self.latent.features(h)
+        probs = self.noise_free_probs(self.latent.mean(phi))
+        return self.latent.posterior.statistics(phi, probs, self.temperature.to(phi), weight)
+
+    def fisher(self, h: Tensor, weight: Tensor | None = None) -> Tensor | None:
+        posterior = self.posterior
+        if not isinstance(posterior, KroneckerPosterior) or not isinstance(self.latent, RandomFeatureGP):
+            return None
+        probs = self.noise_free_probs(self.latent.mean(self.latent.features(h)))
+        return posterior.fisher(probs, self.temperature.to(h), weight, len(h))
+
+    def held_out_nll(
+        self, h: Tensor, y: Tensor, temperature: Tensor, *, posterior: bool, shift: Tensor | None = None
+    ) -> Tensor:
+        utility = self.utility(h, posterior=posterior)
+        if shift is not None:
+            utility = replace(utility, mean=utility.mean + shift)
+        utility = utility.tempered(temperature.to(h))
+        if self.sigmoid:
+            log_yes, log_no = (self._mixed(part) for part in functional.sigmoid_log_probs(utility))
+            y = y.to(log_yes.dtype)
+            return -(y * log_yes + (1 - y) * log_no).sum(-1)
+        points = POSTERIOR_POINTS if posterior else EVAL_POINTS
+        log_probs = self._mixed(functional.softmax_log_probs(utility, num_samples=points, seed=0))
+        return -log_probs.gather(1, y.unsqueeze(1)).squeeze(1)
+
+
+def _add_noise(f: UtilityNormal, noise: UtilityNormal | None) -> UtilityNormal:
+    if noise is None:
+        return f
+    return UtilityNormal(f.mean, f.var + noise.var, join_factors(noise.form, f.form))

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from hetsngp.functional import noise as functional
 from hetsngp.functional.features import clip_length
-from hetsngp.nn.latent import LinearLatent, RandomFeatureGP, member_rows
-from hetsngp.nn.normalization import FeatureNormalizer
+from hetsngp.nn.latent import FeatureNormalizer, LinearLatent, RandomFeatureGP, member_rows
 from hetsngp.types import AnyFactor
 
 # Features longer than this many times the typical length are read at that length: the noise is learned

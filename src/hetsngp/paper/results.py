@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from hetsngp.files import write_atomically, write_json
-from hetsngp.paper.printed import SOURCE, printed
-from hetsngp.paper.tables import NO_MATTER, TABLES, Column, Part, Row, Table
+from hetsngp.paper.tables import NO_MATTER, SOURCE, TABLES, Column, Part, Row, Table, printed
 
 # Of a difference between numbers of three digits, so that equal ones are equal.
 ROUNDING = 1e-9

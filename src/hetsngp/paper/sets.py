@@ -12,7 +12,7 @@ from hetsngp.data.corruptions import CORRUPTIONS, SEVERITIES
 from hetsngp.data.datasets.cifar_c import FOLDERS
 from hetsngp.data.datasets.imagenet import CorruptedFolders
 from hetsngp.data.datasets.registry import open_data
-from hetsngp.data.images.class_folders import image_names
+from hetsngp.data.images.folders import image_names
 from hetsngp.data.preprocessing import is_made
 from hetsngp.data.sources import open_set
 from hetsngp.paper.tables import FAR, Column, Table

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from hetsngp.paper.printed import PAPER
 from hetsngp.validation import check_choice
+
+_CONTENT: dict[str, Any] = json.loads(Path(__file__).with_name("paper.json").read_text(encoding="utf-8"))
+SOURCE: str = _CONTENT.pop("source")
+PAPER: dict[str, dict[str, dict[str, tuple[float, float | None]]]] = {
+    part: {row: {name: (mean, error) for name, (mean, error) in cells.items()} for row, cells in rows.items()}
+    for part, rows in _CONTENT.items()
+}
+"""Part of a table → row → column → mean and standard error over runs; None where the paper has none."""
+
+
+def printed(part: str, row: str, column: str) -> tuple[float, float | None] | None:
+    """Mean and standard error, or None where the paper has no such number.
+
+    >>> printed("imagenet", "hetsngp", "imc_acc")
+    (0.428, 0.001)
+    """
+    return PAPER.get(part, {}).get(row, {}).get(column)
+
 
 METRICS = {"accuracy": 1, "precision_at_1": 1, "auroc": 1, "nll": -1, "ece": -1, "fpr95": -1}
 """1 where higher is better, else −1."""

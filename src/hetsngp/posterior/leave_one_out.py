@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hetsngp.models.classifier import Classifier, evaluating
-from hetsngp.nn.gaussian import GaussianHead
+from hetsngp.nn.heads import GaussianHead
 from hetsngp.nn.latent import RandomFeatureGP
 from hetsngp.posterior.calibration import CALIBRATION_ROWS, HeldOut
 

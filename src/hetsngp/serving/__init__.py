@@ -3,7 +3,7 @@
 from hetsngp.serving.bundle import Served, open_run, write_serving
 from hetsngp.serving.contact_sheet import draw_lines
 from hetsngp.serving.decisions import Thresholds, Verdict, set_thresholds
-from hetsngp.serving.lines import as_json, as_text, predict_and_show
+from hetsngp.serving.output import as_json, as_text, predict_and_show
 from hetsngp.serving.predictions import Line, predict_files, predict_set
 
 __all__ = [

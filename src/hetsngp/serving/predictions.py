@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hetsngp.data.images.class_folders import ENDINGS, image_names
 from hetsngp.data.images.files import ImageFiles
+from hetsngp.data.images.folders import ENDINGS, image_names
 from hetsngp.data.images.multi_label import MultiLabelFiles
 from hetsngp.data.preprocessing import Images, Inputs
 from hetsngp.data.shards.streams import ShardedImages

@@ -14,7 +14,7 @@ import torch
 
 from hetsngp.fitting.early_stopping import EpochResult, best_epoch
 from hetsngp.fitting.progress import at_a_terminal
-from hetsngp.functional.points import PartGenerator
+from hetsngp.functional.sampling import PartGenerator
 from hetsngp.io.artifact import save
 from hetsngp.models.classifier import Classifier, evaluating, to_device
 from hetsngp.models.ensemble import Ensemble
@@ -22,8 +22,7 @@ from hetsngp.models.loaders import is_device_loader, tell_counts
 from hetsngp.nn.spectral import bounded_layers, settle_bounds
 from hetsngp.nn.spectral_cache import release_bounds
 from hetsngp.posterior.calibration import TOLERANCE
-from hetsngp.posterior.fit import fit_posterior, refuse_training_data
-from hetsngp.posterior.report import PosteriorReport
+from hetsngp.posterior.fit import PosteriorReport, fit_posterior, refuse_training_data
 from hetsngp.training.checkpointing.randomness import own_randomness
 from hetsngp.training.checkpointing.states import load_model, whole
 from hetsngp.training.config import Keep, Plan
@@ -31,8 +30,7 @@ from hetsngp.training.feeds import Feed, num_examples, share_of
 from hetsngp.training.gradients import FabricGradients
 from hetsngp.training.hardware import Hardware
 from hetsngp.training.logs import Row
-from hetsngp.training.refit import Refit, samples_beta
-from hetsngp.training.run import Data, Run
+from hetsngp.training.run import Data, Refit, Run, samples_beta
 from hetsngp.validation import check_batch
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 
 from hetsngp.fitting.early_stopping import Best, watch
 from hetsngp.fitting.loop import CHECK_EVERY, EpochResult, Place, checked_loss, nll_sums, run_epoch
+from hetsngp.models.classifier import Classifier
 from hetsngp.models.loaders import num_batches
 from hetsngp.training.checkpointing.randomness import set_rng_state
 from hetsngp.training.checkpointing.saving import CHECKPOINT, Saving, best_folder, check_finite
@@ -21,7 +22,40 @@ from hetsngp.training.config import Keep, Plan
 from hetsngp.training.feeds import Feed
 from hetsngp.training.gradients import FabricGradients
 from hetsngp.training.logs import Logs, Row
-from hetsngp.training.refit import Refit
+
+
+def samples_beta(model: Classifier) -> bool:
+    """Whether the loss is to count the posterior of β: where the option is set, and there is one."""
+    return bool(getattr(model.head, "sample_beta", False)) and model.head.has_posterior
+
+
+class Refit:
+    """The posterior at the weights as they are, by ``fit``, which passes over the data; all else stays.
+
+    Within an epoch the weights move on and the covariance does not: it is a pass over the data behind.
+    """
+
+    def __init__(self, model: Classifier, fit: Callable[[], object]) -> None:
+        self.model, self.fit = model, fit
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """A call of all processes."""
+        calibration, temperatures = self.model.calibration, self.model.head.temperatures
+        before = [temperature.clone() for temperature in temperatures]
+        with torch.compiler.set_stance("force_eager"):  # a last batch has a shape of its own
+            self.fit()
+        self.model.calibration = calibration
+        for temperature, value in zip(temperatures, before, strict=True):
+            temperature.copy_(value)
+
+    def forget(self) -> None:
+        """Of a trained model it is out of date, and with averaged weights no covariance at all."""
+        posterior = self.model.head.posterior
+        assert posterior is not None
+        fresh = type(posterior)(posterior.num_classes, posterior.num_features, posterior.link)
+        posterior.load_state_dict(fresh.to(posterior.scale.dtype).state_dict())
+        self.model.mark_fitted()  # nothing is left that could be stale
 
 
 @dataclass(frozen=True)

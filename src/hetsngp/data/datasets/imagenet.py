@@ -17,8 +17,8 @@ from hetsngp.data.corruptions import CORRUPTIONS, SEVERITIES
 from hetsngp.data.datasets.imagenet21k import GET_21K, LAYOUT_21K, open_imagenet21k
 from hetsngp.data.datasets.roots import DataSet, data_root, missing
 from hetsngp.data.datasets.synsets import SUBSETS, class_names, wnids
-from hetsngp.data.images.class_folders import class_files, subfolders
 from hetsngp.data.images.files import ImageFiles
+from hetsngp.data.images.folders import class_files, subfolders
 from hetsngp.validation import check_choice
 
 FOLDERS = {"train": "train", "test": "val"}

@@ -16,7 +16,7 @@ from typing import Any
 from hetsngp.data.class_maps import ClassMap
 from hetsngp.data.datasets.roots import data_root, missing
 from hetsngp.data.datasets.synsets import WNID, class_names, wnids
-from hetsngp.data.images.class_folders import class_files, image_names, subfolders
+from hetsngp.data.images.folders import class_files, image_names, subfolders
 from hetsngp.data.images.multi_label import MultiLabelFiles
 from hetsngp.data.shards.streams import ShardedImages
 from hetsngp.validation import check_choice

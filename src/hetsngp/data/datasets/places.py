@@ -8,9 +8,8 @@ from pathlib import Path
 import torch
 
 from hetsngp.data.datasets.roots import DataSet, data_root, missing
-from hetsngp.data.images.class_folders import class_files, image_names
 from hetsngp.data.images.files import ImageFiles
-from hetsngp.data.images.folders import class_names, scan_folder
+from hetsngp.data.images.folders import class_files, class_names, image_names, scan_folder
 from hetsngp.validation import check_choice
 
 IMAGES = {

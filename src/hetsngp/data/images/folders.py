@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,98 @@ import torch
 from torch.utils.data import DataLoader
 
 from hetsngp.data.images.arrays import ImageArrays
-from hetsngp.data.images.class_folders import ENDINGS, image_names, subfolders
 from hetsngp.data.images.decoding import IMAGENET_MEAN, IMAGENET_STD, pillow
 from hetsngp.data.images.files import LIMIT_BYTES, ImageFiles, read_image
+
+# Not Pillow's own list: it has endings it cannot read by itself (.h5, .mpg) and documents (.pdf, .eps).
+ENDINGS = (
+    *(".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png"),
+    *(".ppm", ".tga", ".tif", ".tiff", ".webp"),
+)
+SHOWN = 5
+
+
+def subfolders(folder: Path) -> list[str]:
+    """Names of the folders in ``folder``, sorted as text: a Path sorts without regard to case on Windows."""
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if not entry.name.startswith(".") and _is_dir(entry))
+
+
+def image_names(folder: Path, *, deep: bool = False) -> Iterator[str]:
+    """Names of the images in a folder, in no order; ``deep``: with those in its folders, as "folder/name"."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            # by name first: a million files should not be asked what they are
+            name = entry.name
+            image = name.lower().endswith(ENDINGS)
+            if name.startswith(".") or not (image or deep):
+                continue
+            if image and entry.is_file():
+                yield name
+            elif _is_dir(entry) and deep:
+                yield from (f"{name}/{inner}" for inner in image_names(folder / name, deep=True))
+
+
+def class_files(
+    folder: Path, label_of: Mapping[str, int], title: str, *, advice: str = ""
+) -> tuple[list[str], list[int]]:
+    """Images in the folders of ``folder``, as "class/file", by label and then by name; and their labels.
+
+    ``label_of`` gives the label of each name a folder may have. A folder of any other name is an error: its
+    images have no label. Classes without images are allowed, so that a part of a data set can be used, and
+    warned of. Files that are no images are passed over. ``advice`` ends the errors.
+    """
+    there = set(subfolders(folder))
+    example = next(iter(label_of))
+    if not there:
+        raise ValueError(f"{folder} has no class folders such as {example}/: {advice or 'put them there'}")
+    unknown = sorted(there - label_of.keys())
+    if unknown:
+        raise ValueError(
+            f"{folder} has {_listed(unknown)}, which {_are(unknown)} no class of {title}: a folder for each "
+            f"class, named such as {example}/, should lie in it directly; remove or rename the others"
+        )
+    files: list[str] = []
+    labels: list[int] = []
+    empty = []
+    for name, label in sorted(label_of.items(), key=lambda item: item[1]):
+        images = sorted(image_names(folder / name)) if name in there else []
+        files += [f"{name}/{image}" for image in images]
+        labels += [label] * len(images)
+        if not images:
+            empty.append(name)
+    if not files:
+        endings = ", ".join(ENDINGS)
+        raise ValueError(f"no folder in {folder} has an image ({endings}): copy or unpack {title} again")
+    if empty:
+        warnings.warn(
+            f"{folder} is a part of {title}: no images of {len(empty)} of {len(label_of)} classes, "
+            f"{_listed(empty)}; the others keep their labels in the whole",
+            stacklevel=2,
+        )
+    return files, labels
+
+
+def _is_dir(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder; a link that leads nowhere might have been one, or an image, and is an error."""
+    if entry.is_dir():
+        return True
+    if entry.is_symlink() and not os.path.exists(entry.path):
+        raise FileNotFoundError(
+            f"{entry.path} is a link to {os.readlink(entry.path)}, which is not there: mount or copy what it "
+            "leads to, or remove the link (and others like it: find -L … -type l lists them)"
+        )
+    return False
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:SHOWN])
+    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
+
+
+def _are(names: list[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
 
 __all__ = [
     "IMAGENET_MEAN",
@@ -30,7 +121,7 @@ def scan_folder(path: str | Path) -> ImageFiles:
     """The images of ``path``, which has a folder for each class; sorted, their names give the labels.
 
     Folders inside a class are its own; names that begin with a dot, and files that are no images
-    (:data:`~hetsngp.data.images.class_folders.ENDINGS`), are passed over.
+    (:data:`~hetsngp.data.images.folders.ENDINGS`), are passed over.
     """
     files, labels, names = [], [], class_names(path)
     for label, name in enumerate(names):

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hetsngp.nn.linear import seeded_linear
+from hetsngp.nn.initialization import seeded_linear
 from hetsngp.nn.multi_input import widened_isometry
 
 

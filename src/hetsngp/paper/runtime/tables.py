@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hetsngp.paper.printed import PAPER
+from hetsngp.paper.tables import PAPER
 
 BASELINE = "deterministic"
 

@@ -1,0 +1,176 @@
+"""Import paths of release 0.1 that have moved: they keep working, with a DeprecationWarning.
+
+``import hetsngp.loop`` finds ``hetsngp.fitting.loop``. Where one module of 0.1 became several, the name that is
+asked for decides.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+MOVED: dict[str, tuple[str, ...]] = {
+    "artifact": ("io.artifact",),
+    "calibration": ("posterior.calibration",),
+    "counting": ("models.loaders",),
+    "crossfit": ("posterior.cross_fitting",),
+    "data.arrays": ("data.images.npz",),
+    "data.cifar": ("data.datasets.cifar",),
+    "data.class_folders": ("data.images.folders",),
+    "data.class_matching": ("data.class_maps",),
+    "data.corrupted_files": ("data.datasets.cifar_c",),
+    "data.corruptions.frosting": ("data.corruptions.frost_images",),
+    "data.decoding": ("data.images.decoding",),
+    "data.device_loader": ("data.images.device_loader",),
+    "data.files": ("data.images.files",),
+    "data.folders": ("data.images.folders",),
+    "data.frames": ("data.tables",),
+    "data.imagenet": ("data.datasets.imagenet",),
+    "data.imagenet21k": ("data.datasets.imagenet21k",),
+    "data.inputs": ("data.preprocessing",),
+    "data.multi_label": ("data.images.multi_label",),
+    "data.noisy_labels": ("data.datasets.human_labels",),
+    "data.places": ("data.datasets.places",),
+    "data.registry": ("data.datasets.registry",),
+    "data.roots": ("data.datasets.roots",),
+    "data.shard_choice": ("data.shards.streams",),
+    "data.shard_index": ("data.shards.index",),
+    "data.svhn": ("data.datasets.svhn",),
+    "data.synsets": ("data.datasets.synsets",),
+    "data.synthetic": ("data.datasets.synthetic",),
+    "data.tar_samples": ("data.shards.tar_samples",),
+    "descent": ("fitting.lbfgs",),
+    "ensemble": ("models.ensemble",),
+    "estimator.weights": ("estimator.classifier",),
+    "evaluation.corrupted_plots": ("evaluation.report_plots",),
+    "evaluation.curves": ("evaluation.figures",),
+    "evaluation.demo": ("paper.synthetic.demo",),
+    "evaluation.digests": ("evaluation.fingerprints",),
+    "evaluation.measuring": ("evaluation.evaluator",),
+    "evaluation.parts": ("evaluation.kept_parts",),
+    "evaluation.plots": (
+        "paper.synthetic.plots",
+        "evaluation.figures",
+    ),
+    "evaluation.reports": ("evaluation.report",),
+    "evaluation.rows": ("evaluation.predictions",),
+    "evaluation.run_report": ("evaluation.run_evaluation",),
+    "evaluation.runs": ("paper.synthetic.processes",),
+    "evaluation.store": (
+        "paper.synthetic.store",
+        "files",
+    ),
+    "evaluation.synthetic": ("paper.synthetic.experiment",),
+    "evaluation.tables": ("paper.synthetic.summary",),
+    "factors": ("types",),
+    "features": ("frozen.features",),
+    "functional.control": ("functional.sampling",),
+    "functional.flows": ("functional.dirichlet",),
+    "functional.points": ("functional.sampling",),
+    "functional.streaming": ("functional.sampling",),
+    "leaving": ("posterior.leave_one_out",),
+    "libraries": ("conversion.libraries",),
+    "locating": ("conversion.tracing",),
+    "loop": ("fitting.loop",),
+    "metrics.library": ("metrics.probabilities",),
+    "model": ("models.classifier",),
+    "multi_input": ("models.multi_input",),
+    "nn.flows": ("nn.dirichlet",),
+    "nn.gaussian": ("nn.heads",),
+    "nn.held": ("nn.spectral_cache",),
+    "nn.inducing": ("nn.latent",),
+    "nn.inputs": ("nn.multi_input",),
+    "nn.linear": ("nn.initialization",),
+    "nn.normalization": ("nn.latent",),
+    "nn.statistics": ("nn.posteriors",),
+    "options": ("models.options",),
+    "parts": ("models.components",),
+    "progress": ("fitting.progress",),
+    "recipes": ("models.methods",),
+    "report": ("posterior.fit",),
+    "reproduction": ("paper",),
+    "reproduction.measuring": ("paper.measurements",),
+    "reproduction.paper": ("paper.tables",),
+    "reproduction.plots": ("paper.plots",),
+    "reproduction.reproducing": ("paper.reproduction",),
+    "reproduction.results": ("paper.results",),
+    "reproduction.runs": ("paper.runs",),
+    "reproduction.runtime": ("paper.runtime.measurement",),
+    "reproduction.runtime_tables": ("paper.runtime.tables",),
+    "reproduction.runtime_text": ("paper.runtime.text",),
+    "reproduction.runtime_timing": ("paper.runtime.timing",),
+    "reproduction.sets": ("paper.sets",),
+    "reproduction.synthetic": ("paper.synthetic.table",),
+    "reproduction.tables": ("paper.tables",),
+    "reproduction.text": ("paper.text",),
+    "saved": ("io.artifact",),
+    "schedule": ("fitting.schedule",),
+    "serving.lines": ("serving.output",),
+    "serving.predicting": ("serving.predictions",),
+    "serving.sheet": ("serving.contact_sheet",),
+    "serving.verdicts": ("serving.decisions",),
+    "storage": (
+        "io.storage",
+        "files",
+    ),
+    "table": ("fitting.tables",),
+    "tracing": ("conversion.tracing",),
+    "training.bounds": ("training.gradients",),
+    "training.checkpoint": ("training.checkpointing.storage",),
+    "training.plan": ("training.config",),
+    "training.randomness": ("training.checkpointing.randomness",),
+    "training.recipe": ("training.recipes.recipe",),
+    "training.recipe_keys": ("training.recipes.keys",),
+    "training.refit": ("training.run",),
+    "training.saving": ("training.checkpointing.saving",),
+    "training.states": ("training.checkpointing.states",),
+    "training.task": ("training.recipes.task",),
+    "watching": ("fitting.early_stopping",),
+}
+"""Module of 0.1 → the modules that have its names now; under ``hetsngp``."""
+
+
+class MovedModule(types.ModuleType):
+    """A module of 0.1: its names come from where they are now."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        old = self.__name__.removeprefix("hetsngp.")
+        for target in MOVED[old]:
+            module = importlib.import_module(f"hetsngp.{target}")
+            if hasattr(module, name):
+                return getattr(module, name)
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+
+class MovedFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the modules in :data:`MOVED`; asked last, so that it costs other imports nothing."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname.removeprefix("hetsngp.") not in MOVED or not fullname.startswith("hetsngp."):
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        new = " and ".join(f"hetsngp.{name}" for name in MOVED[spec.name.removeprefix("hetsngp.")])
+        # 6: past this function and the frames of the import system, which Python leaves out of the count.
+        warnings.warn(f"{spec.name} has moved to {new}", DeprecationWarning, stacklevel=2)
+        return MovedModule(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+def install() -> None:
+    """Add the finder, once."""
+    if not any(isinstance(finder, MovedFinder) for finder in sys.meta_path):
+        sys.meta_path.append(MovedFinder())
