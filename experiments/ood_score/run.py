@@ -36,7 +36,7 @@ from hetsngp.fitting.loop import train as fit
 from hetsngp.frozen.features import FeatureSet
 from hetsngp.nn.backbones import ResidualMLP
 from hetsngp.nn.extractor import Features
-from hetsngp.paper.synthetic.experiment import RECIPES
+from hetsngp.paper.synthetic.experiment import SETTINGS
 from hetsngp.training import Engine, Hardware
 from hetsngp.training.image_data import make_loaders, open_task
 from hetsngp.training.images import make_model
@@ -190,7 +190,7 @@ def on_text(folder: Path, seeds: int) -> list[dict[str, Any]]:
 def on_points(seeds: int) -> list[dict[str, Any]]:
     """The demo's tasks by its recipes: the paper's unseen cluster, and clusters in 16 directions."""
     results = []
-    for name, recipe in RECIPES.items():
+    for name, recipe in SETTINGS.items():
         for seed in POINT_SEEDS[:seeds]:
             task = make_task(name, seed)
             train, held_out = (FeatureSet(part.x, part.y) for part in (task.train, task.held_out))

@@ -22,11 +22,11 @@ import hetsngp
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
 from hetsngp.nn.backbones import ResidualMLP, WideResNet
-from hetsngp.training import Engine, Hardware, Keep, Plan, Schedule, Trained
+from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig, Trained
 
 BATCH_SECONDS = 0.01  # so that there is a moment between two checkpoints, too
 TIMES = ("seconds", "examples_per_second")
-Case = tuple[hetsngp.Classifier, Any, Plan, Any]
+Case = tuple[hetsngp.Classifier, Any, TrainConfig, Any]
 
 
 def slow_collate(rows: list[Any]) -> Any:
@@ -71,7 +71,7 @@ def mlp() -> Case:
     x, y = toy.blobs(3, 20, flip=0.3)
     loader = DataLoader(rows_of(x, y), 7, shuffle=True, collate_fn=slow_collate)
     schedule = Schedule(14, 0.003, warmup=1.5, smooth=True, optimizer="sgd")
-    plan = Plan(schedule, accumulate=2, average=0.8, patience=3, bound_every=3)
+    plan = TrainConfig(schedule, accumulate=2, average=0.8, patience=3, bound_every=3)
     return build("hetsngp", network), loader, plan, [toy.blobs(3, 12, flip=0.3, seed=1)]
 
 
@@ -81,7 +81,7 @@ def images() -> Case:
     pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (50, 3, 8, 8), dtype=np.uint8))
     data = ImageArrays(pixels, torch.arange(50) % 3, ("a", "b", "c"))
     loader = SlowLoader(data, 8, shuffle=True, augment=Augmentation(crop=1))
-    plan = Plan(Schedule(6, 0.01), clip=1.0, bound_every=2)
+    plan = TrainConfig(Schedule(6, 0.01), clip=1.0, bound_every=2)
     return build("hetsngp", network, spectral_bound=6.0), loader, plan, None
 
 
@@ -90,7 +90,7 @@ def workers() -> Case:
     network = ResidualMLP(2, 16, 1, dropout=0.1, generator=torch.Generator().manual_seed(1))
     data, generator = Jittered(*toy.blobs(3, 20)), torch.Generator().manual_seed(3)
     loader = DataLoader(data, 6, shuffle=True, generator=generator, num_workers=1, collate_fn=slow_collate)
-    return build("sngp", network), loader, Plan(Schedule(4, 0.02)), None
+    return build("sngp", network), loader, TrainConfig(Schedule(4, 0.02)), None
 
 
 CASES = {"mlp": mlp, "images": images, "workers": workers}
@@ -99,7 +99,7 @@ CASES = {"mlp": mlp, "images": images, "workers": workers}
 def train(case: str, folder: Path) -> Trained:
     """Begun in ``folder``, or gone on with."""
     model, loader, plan, held_out = CASES[case]()
-    keep = Keep(folder, seconds=0, tensorboard=False)
+    keep = CheckpointConfig(folder, seconds=0, tensorboard=False)
     engine = Engine(Hardware(accelerator="cpu"))
     return engine.train(model, loader, plan, held_out=held_out, keep=keep, show=False)
 

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 import hetsngp
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
-from hetsngp.training import Engine, Hardware, Keep, Plan, Schedule, Trained, hardware
+from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig, Trained, hardware
 from hetsngp.training.gradients import FabricGradients
 
 CLASSES, BATCH, EPOCHS = 3, 8, 3
@@ -95,7 +95,7 @@ class Case:
     """A training, and the posterior after it."""
 
     method: str
-    plan: Plan
+    plan: TrainConfig
     options: dict[str, Any] = field(default_factory=dict)
     fsdp: bool = True
     """Whether fsdp does the same as ddp."""
@@ -107,30 +107,30 @@ SGD = Schedule(EPOCHS, lr=0.05, weight_decay=1e-3, gp_lr=2.0, optimizer="sgd", w
 ADAM = Schedule(EPOCHS, lr=0.02, weight_decay=1e-2)
 
 CASES = {
-    "hetsngp": Case("hetsngp", Plan(SGD, accumulate=2, average=0.9, seed=3)),
+    "hetsngp": Case("hetsngp", TrainConfig(SGD, accumulate=2, average=0.9, seed=3)),
     "hetsngp, exact posterior, mc": Case(
-        "hetsngp", Plan(ADAM, seed=1), {"posterior": "exact", "sampler": "mc"}
+        "hetsngp", TrainConfig(ADAM, seed=1), {"posterior": "exact", "sampler": "mc"}
     ),
-    "hetsngp in float32": Case("hetsngp", Plan(SGD), {"double": False}),
-    "sngp": Case("sngp", Plan(replace(SGD, decay="linear"), accumulate=2, average=0.9, patience=2)),
-    "sngp, held bound": Case("sngp", Plan(SGD, bound_every=3), fsdp=False),
+    "hetsngp in float32": Case("hetsngp", TrainConfig(SGD), {"double": False}),
+    "sngp": Case("sngp", TrainConfig(replace(SGD, decay="linear"), accumulate=2, average=0.9, patience=2)),
+    "sngp, held bound": Case("sngp", TrainConfig(SGD, bound_every=3), fsdp=False),
     "hetsngp, sample_beta": Case(
         "hetsngp",
-        Plan(SGD, accumulate=2, average=0.9),
+        TrainConfig(SGD, accumulate=2, average=0.9),
         {"sample_beta": True, "posterior": "exact"},
         fsdp=False,
     ),
     "deterministic": Case(
-        "deterministic", Plan(replace(SGD, decay="step", milestones=(1,)), accumulate=2, clip=0.1)
+        "deterministic", TrainConfig(replace(SGD, decay="step", milestones=(1,)), accumulate=2, clip=0.1)
     ),
-    "deterministic, batch norm": Case("deterministic", Plan(SGD), {"batch_norm": True}),
-    "posterior_network": Case("posterior_network", Plan(ADAM, average=0.8), {"latent_dim": 2}),
+    "deterministic, batch norm": Case("deterministic", TrainConfig(SGD), {"batch_norm": True}),
+    "posterior_network": Case("posterior_network", TrainConfig(ADAM, average=0.8), {"latent_dim": 2}),
 }
-MOVED = Case("hetsngp", Plan(SGD, accumulate=2, average=0.9, seed=5))
+MOVED = Case("hetsngp", TrainConfig(SGD, accumulate=2, average=0.9, seed=5))
 """Begun with ddp, and gone on with by something else."""
 RESUMED = replace(MOVED, options={"dropout": 0.3}, watched=False)
 """Dropout: every process draws its own random numbers, and has to go on with them."""
-FROM_DISK = Case("deterministic", Plan(SGD, accumulate=2, average=0.9), watched=False)
+FROM_DISK = Case("deterministic", TrainConfig(SGD, accumulate=2, average=0.9), watched=False)
 """A DataLoader's batch is that of a process: two have four images each, and one has eight."""
 NORMED = replace(MOVED, options={"batch_norm": True}, watched=False)
 """BatchNorm: until the end of an epoch every process has its own statistics, and has to go on with them."""
@@ -153,7 +153,9 @@ class Numbered(Dataset[tuple[Tensor, int]]):
 # --- what is done -----------------------------------------------------------------------------------------
 
 
-def train(engine: Engine, case: Case, keep: Keep | None = None, loader: Any = training) -> Trained:
+def train(
+    engine: Engine, case: Case, keep: CheckpointConfig | None = None, loader: Any = training
+) -> Trained:
     model = build(case.method, **case.options)
     watched = held_out() if case.watched else None
     return engine.train(model, loader(), case.plan, held_out=watched, keep=keep)
@@ -219,20 +221,24 @@ def finish(
     engine: Engine, out: Path, name: str, case: Case, folder: str | None = None, loader: Any = training
 ) -> None:
     """What was begun in ``folder``, or all of it."""
-    keep = None if folder is None else Keep(out / folder, tensorboard=False, about={"batch_size": BATCH})
+    keep = (
+        None
+        if folder is None
+        else CheckpointConfig(out / folder, tensorboard=False, about={"batch_size": BATCH})
+    )
     write(out, name, engine, train(engine, case, keep, loader))
 
 
 def interrupt(engine: Engine, out: Path, folder: str, case: Case, loader: Any = training) -> None:
     with interruption(INTERRUPTED):
-        keep = Keep(out / folder, seconds=0, tensorboard=False, about={"batch_size": BATCH})
+        keep = CheckpointConfig(out / folder, seconds=0, tensorboard=False, about={"batch_size": BATCH})
         train(engine, case, keep, loader)
 
 
 def share_out_a_data_loader(engine: Engine, out: Path) -> None:
     """Which examples each process saw in each epoch, and for the posterior; 2 divides 20 and not 21."""
     asked: dict[str, Any] = {}
-    plan = Plan(Schedule(2, lr=0.01))
+    plan = TrainConfig(Schedule(2, lr=0.01))
     for count in (20, 21):
         data, model = Numbered(count), build("sngp")
         before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -254,7 +260,7 @@ def fail_in_one(engine: Engine, out: Path, name: str, batch: int, **options: Any
         model.backbone.broken = batch
     said = "nothing"
     try:
-        engine.train(model, training(), Plan(SGD), **options)
+        engine.train(model, training(), TrainConfig(SGD), **options)
     except FloatingPointError as error:
         said = str(error)
     (out / f"{name}.{engine.fabric.global_rank}.txt").write_text(said)
@@ -276,7 +282,9 @@ def by_fabric(out: Path) -> None:
     finish(engine, out, "batch norm, resumed", NORMED, "begun with batch norm")
     share_out_a_data_loader(engine, out)
     fail_in_one(engine, out, "NaN, nothing kept", 5)  # the last of an epoch: the others end it unharmed
-    fail_in_one(engine, out, "NaN, ddp", 3, keep=Keep(out / "nan" / "ddp", seconds=0, tensorboard=False))
+    fail_in_one(
+        engine, out, "NaN, ddp", 3, keep=CheckpointConfig(out / "nan" / "ddp", seconds=0, tensorboard=False)
+    )
 
 
 def by_torchrun(out: Path) -> None:
@@ -301,7 +309,9 @@ def by_torchrun(out: Path) -> None:
     engine.fabric.barrier()
     finish(engine, out, "fsdp, moved", MOVED, "moved to fsdp")
     interrupt(engine, out, "to be moved from fsdp", MOVED)
-    fail_in_one(engine, out, "NaN, fsdp", 3, keep=Keep(out / "nan" / "fsdp", seconds=0, tensorboard=False))
+    fail_in_one(
+        engine, out, "NaN, fsdp", 3, keep=CheckpointConfig(out / "nan" / "fsdp", seconds=0, tensorboard=False)
+    )
 
 
 def in_one(out: Path) -> None:

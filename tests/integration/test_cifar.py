@@ -15,7 +15,7 @@ from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
 from hetsngp.data.sources import open_images
 from hetsngp.metrics import accuracy, nll
 from hetsngp.nn.backbones import WideResNet
-from hetsngp.training import Engine, Hardware, Keep, Plan, Schedule
+from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig
 
 IMAGES, TEST = 2000, 500
 
@@ -36,7 +36,7 @@ def test_two_thousand_images(data_root: Path, tmp_path: Path) -> None:
     engine = Engine(Hardware(accelerator="cpu", channels_last=True))
     schedule = Schedule(14, lr=0.1, weight_decay=5e-4, optimizer="sgd", warmup=2, smooth=True)
     trained = engine.train(
-        model, train, Plan(schedule, bound_every=5), held_out=held_out, keep=Keep(tmp_path)
+        model, train, TrainConfig(schedule, bound_every=5), held_out=held_out, keep=CheckpointConfig(tmp_path)
     )
     report = engine.fit_posterior(trained.model, clean, held_out)
     assert (report.count, report.held_out) == (1600, 400)

@@ -18,7 +18,7 @@ from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
 from hetsngp.functional.sampling import PartGenerator
 from hetsngp.nn.backbones import WideResNet
 from hetsngp.nn.spectral_cache import hold_bounds, refresh_bounds
-from hetsngp.training import Engine, Hardware, Keep, Plan, Schedule
+from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig
 from hetsngp.training.feeds import Feed
 from hetsngp.training.gradients import BoundRefresh, FabricGradients
 
@@ -39,8 +39,10 @@ def model(method: str = "hetsngp", **options: Any) -> hetsngp.Classifier:
     return hetsngp.build(method, backbone, 3, random_features=64, rank=2, **options)
 
 
-def plan(epochs: int = 4, **options: Any) -> Plan:
-    return Plan(Schedule(epochs, lr=0.05, optimizer="sgd", smooth=True), **{"bound_every": 2, **options})
+def plan(epochs: int = 4, **options: Any) -> TrainConfig:
+    return TrainConfig(
+        Schedule(epochs, lr=0.05, optimizer="sgd", smooth=True), **{"bound_every": 2, **options}
+    )
 
 
 def loader(data: ImageArrays | None = None) -> DeviceLoader:
@@ -55,12 +57,18 @@ def test_the_fast_way_learns_and_resumes(method: str, tmp_path: Path) -> None:
     data = images(320)
     train, held_out = loader(data.take(range(256))), DeviceLoader(data.take(range(256, 320)), 30)
     engine = Engine(FAST)
-    short = engine.train(model(method), train, plan(2), held_out=held_out, keep=Keep(tmp_path / "short"))
+    short = engine.train(
+        model(method), train, plan(2), held_out=held_out, keep=CheckpointConfig(tmp_path / "short")
+    )
     assert len(short.history) == 2
-    trained = engine.train(model(method), train, plan(average=0.9), held_out=held_out, keep=Keep(tmp_path))
+    trained = engine.train(
+        model(method), train, plan(average=0.9), held_out=held_out, keep=CheckpointConfig(tmp_path)
+    )
     assert trained.history[-1].loss < trained.history[0].loss
     assert trained.history[-1].held_out < 0.3
-    again = engine.train(model(method), train, plan(average=0.9), held_out=held_out, keep=Keep(tmp_path))
+    again = engine.train(
+        model(method), train, plan(average=0.9), held_out=held_out, keep=CheckpointConfig(tmp_path)
+    )
     assert again.resumed == 16
     for (name, a), b in zip(trained.model.named_parameters(), again.model.parameters(), strict=True):
         assert torch.equal(a, b), name

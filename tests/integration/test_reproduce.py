@@ -29,11 +29,11 @@ from hetsngp import reproduction
 from hetsngp.cli import make_app
 from hetsngp.data.datasets import cifar
 from hetsngp.data.datasets.synsets import wnids
-from hetsngp.data.datasets.synthetic import Points, SyntheticTask, make_task
+from hetsngp.data.datasets.synthetic import LabelledPoints, SyntheticTask, make_task
 from hetsngp.paper import TABLES, Result, plan_of, reproduce
 from hetsngp.paper.synthetic import experiment as synthetic
 from hetsngp.paper.synthetic import processes as demo_runs
-from hetsngp.paper.synthetic.experiment import RECIPES, Recipe
+from hetsngp.paper.synthetic.experiment import SETTINGS, SyntheticSettings
 from hetsngp.training import images as training
 
 # The real recipes, on a network, images and a time that a CPU can spare. Integration points are few where the
@@ -388,14 +388,14 @@ def test_synthetic_tasks_are_those_of_the_demo(tmp_path: Path, monkeypatch: pyte
 
     def small_task(name: str, seed: int, label_noise: float = 0.0) -> SyntheticTask:
         task = make_task(name, seed, label_noise)
-        test = Points(task.test.x[::40], task.test.y[::40], task.test.clean[::40])
+        test = LabelledPoints(task.test.x[::40], task.test.y[::40], task.test.clean[::40])
         return dataclasses.replace(task, test=test, ood_directions=task.ood_directions[:, :3])
 
     monkeypatch.setattr(synthetic, "make_task", small_task)
     monkeypatch.setattr(synthetic, "GRID", 8)
     monkeypatch.setattr(demo_runs, "default_workers", lambda: 1)
-    for name in RECIPES:
-        monkeypatch.setitem(RECIPES, name, Recipe(width=16, depth=1, random_features=32, rank=2))
+    for name in SETTINGS:
+        monkeypatch.setitem(SETTINGS, name, SyntheticSettings(width=16, depth=1, random_features=32, rank=2))
     result, said = run_table("synthetic", tmp_path, "schedule.epochs=1")
     check_files(result, tmp_path)
     assert sum("/15  " in line for line in said) == 15

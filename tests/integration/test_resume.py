@@ -25,7 +25,7 @@ from hetsngp.data.images.device_loader import DeviceLoader
 from hetsngp.models.methods import METHODS
 from hetsngp.nn.backbones import ResidualMLP
 from hetsngp.nn.initialization import seeded_linear
-from hetsngp.training import Engine, Hardware, Keep, Plan, Schedule, Trained, run
+from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig, Trained, run
 
 pytest.importorskip("lightning")
 
@@ -59,7 +59,7 @@ def die_at(patch: pytest.MonkeyPatch, write: int, *, after: bool) -> None:
 
 def go(engine: Engine, make: Make, folder: Path, seconds: float = 0) -> Trained:
     model, loader, plan, held_out = make()
-    keep = Keep(folder, seconds=seconds, tensorboard=False)
+    keep = CheckpointConfig(folder, seconds=seconds, tensorboard=False)
     return engine.train(model, loader, plan, held_out=held_out, keep=keep)
 
 
@@ -97,7 +97,7 @@ def everything() -> killed_run.Case:
     model, _, _, held_out = killed_run.mlp()
     loader = DataLoader(rows_of(*toy.blobs(3, 6, flip=0.3)), 4, shuffle=True)
     schedule = Schedule(9, 0.01, warmup=1.5, smooth=True, optimizer="sgd")
-    plan = Plan(schedule, accumulate=2, average=0.8, patience=2, bound_every=3)
+    plan = TrainConfig(schedule, accumulate=2, average=0.8, patience=2, bound_every=3)
     return model, loader, plan, held_out
 
 
@@ -140,7 +140,7 @@ def test_dying_at_any_batch_with_an_older_checkpoint(engine: Engine, tmp_path: P
 def test_dying_with_any_method(method: str, engine: Engine, tmp_path: Path) -> None:
     def make() -> killed_run.Case:
         loader = DataLoader(rows_of(*toy.blobs(3, 8, flip=0.3)), 6, shuffle=True)
-        plan = Plan(Schedule(3, 0.02), average=0.7, bound_every=2)
+        plan = TrainConfig(Schedule(3, 0.02), average=0.7, bound_every=2)
         return build(method, network()), loader, plan, [toy.blobs(3, 6, seed=1)]
 
     moments = [1, 2, 5, 8, 13, 10**9]
@@ -166,7 +166,7 @@ def test_dying_does_not_try_again_how_inputs_enter(engine: Engine, tmp_path: Pat
     """To try costs random numbers."""
 
     def make() -> killed_run.Case:
-        return build("mimo", Remembering()), LOADERS["list"](), Plan(Schedule(2, 0.02)), None
+        return build("mimo", Remembering()), LOADERS["list"](), TrainConfig(Schedule(2, 0.02)), None
 
     assert go(engine, make, tmp_path / "first").model._entrance
     deaths = assert_dying_does_not_matter(
@@ -211,7 +211,7 @@ def test_dying_with_any_loader(kind: str, engine: Engine, tmp_path: Path) -> Non
 
     def make() -> killed_run.Case:
         model = build("heteroscedastic", network(), dataset_size=21)
-        return model, LOADERS[kind](), Plan(Schedule(2, 0.02)), None
+        return model, LOADERS[kind](), TrainConfig(Schedule(2, 0.02)), None
 
     deaths = assert_dying_does_not_matter(
         engine, make, tmp_path, lambda patch, n: die_at(patch, n, after=True)
@@ -227,7 +227,7 @@ def test_dying_with_channels_last(optimizer: str, tmp_path: Path) -> None:
         model, loader, _, _ = killed_run.images()
         schedule = Schedule(2, 0.01, optimizer=optimizer)
         loader = DeviceLoader(loader.dataset, 8, shuffle=True, augment=loader.augment)
-        return model, loader, Plan(schedule, average=0.9, bound_every=2), None
+        return model, loader, TrainConfig(schedule, average=0.9, bound_every=2), None
 
     assert_dying_does_not_matter(
         Engine(Hardware(accelerator="cpu", channels_last=True)),

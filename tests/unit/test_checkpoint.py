@@ -17,7 +17,7 @@ from torch import Tensor
 
 import hetsngp
 from hetsngp import ArtifactError
-from hetsngp.training import Engine, Hardware, Keep, Plan, Schedule, Trained, run
+from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig, Trained, run
 from hetsngp.training.checkpointing.storage import has_state, read_state, write_state
 
 pytest.importorskip("lightning")
@@ -193,7 +193,7 @@ def test_a_crash_while_writing_leaves_the_old_state(
 # --- what a run makes of it -----------------------------------------------------------------------------
 
 X, Y = toy.blobs(3, 8, flip=0.3)
-PLAN = Plan(Schedule(3, 0.05))
+PLAN = TrainConfig(Schedule(3, 0.05))
 
 
 class Died(BaseException):
@@ -223,15 +223,15 @@ def engine() -> Engine:
 
 
 def train(
-    engine: Engine, keep: Any, plan: Plan = PLAN, loader: Any = None, model: Any = None, **options: Any
+    engine: Engine, keep: Any, plan: TrainConfig = PLAN, loader: Any = None, model: Any = None, **options: Any
 ) -> Trained:
     model = toy.build("sngp") if model is None else model
     return engine.train(model, Loader() if loader is None else loader, plan, keep=keep, **options)
 
 
-def begun(engine: Engine, folder: Path, plan: Plan = PLAN, **options: Any) -> Keep:
+def begun(engine: Engine, folder: Path, plan: TrainConfig = PLAN, **options: Any) -> CheckpointConfig:
     """A run that died in its second epoch, after 6 updates."""
-    keep = Keep(folder, seconds=0, tensorboard=False)
+    keep = CheckpointConfig(folder, seconds=0, tensorboard=False)
     with pytest.raises(Died):
         train(engine, keep, plan, Loader(dies=7), **options)
     assert read_state(folder / "checkpoint")["place"]["updates"] == 6
@@ -258,9 +258,9 @@ def test_a_folder_is_enough(kind: Any, engine: Engine, tmp_path: Path) -> None:
 
 
 def test_a_finished_run_has_the_weights_of_its_best_epoch(engine: Engine, tmp_path: Path) -> None:
-    plan = Plan(Schedule(12, 0.05), average=0.8, patience=2)
+    plan = TrainConfig(Schedule(12, 0.05), average=0.8, patience=2)
     options: dict[str, Any] = {"held_out": [toy.blobs(3, 12, flip=0.3, seed=1)]}
-    trained = train(engine, Keep(tmp_path, seconds=0), plan, **options)
+    trained = train(engine, CheckpointConfig(tmp_path, seconds=0), plan, **options)
     assert 0 < trained.best < len(trained.history) < 12
     assert not list(tmp_path.glob("best-*"))
     loader = Loader()
@@ -272,7 +272,7 @@ def test_a_finished_run_has_the_weights_of_its_best_epoch(engine: Engine, tmp_pa
 def test_another_plan_is_refused_and_what_changed_is_said(engine: Engine, tmp_path: Path) -> None:
     keep = begun(engine, tmp_path)
     before = (tmp_path / "checkpoint" / "config.json").read_bytes()
-    other = Plan(Schedule(5, 0.05, decay="step", milestones=(2, 3)), clip=1.0)
+    other = TrainConfig(Schedule(5, 0.05, decay="step", milestones=(2, 3)), clip=1.0)
     with pytest.raises(ValueError, match="holds a run by another plan") as caught:
         train(engine, keep, other)
     text = str(caught.value)
@@ -289,9 +289,9 @@ def test_another_plan_is_refused_and_what_changed_is_said(engine: Engine, tmp_pa
 @pytest.mark.parametrize(("old", "new"), [("adamw", "adamw"), ("adamw", "sgd"), ("sgd", "adamw")])
 def test_a_changed_plan_is_followed(old: str, new: str, engine: Engine, tmp_path: Path) -> None:
     """Its rates, not those that the checkpoint's optimiser remembers; whatever its optimiser was."""
-    keep = begun(engine, tmp_path, Plan(Schedule(3, 0.05, optimizer=old)))
+    keep = begun(engine, tmp_path, TrainConfig(Schedule(3, 0.05, optimizer=old)))
     then = read_state(tmp_path / "checkpoint")["model"]
-    plan = Plan(Schedule(3, 1e-9, weight_decay=0.0, optimizer=new))
+    plan = TrainConfig(Schedule(3, 1e-9, weight_decay=0.0, optimizer=new))
     trained = train(engine, replace(keep, changed=True), plan)
     saved = read_state(tmp_path / "checkpoint")
     assert [row["rate"] for row in trained.rows] == pytest.approx([0.05, 7.5e-10, 2.5e-10])
@@ -350,7 +350,7 @@ def is_finite(state: dict[str, Tensor]) -> bool:
 
 
 def test_a_loss_that_is_nan_leaves_the_last_good_checkpoint(engine: Engine, tmp_path: Path) -> None:
-    keep, plan = Keep(tmp_path, seconds=0, tensorboard=False), Plan(Schedule(3, 0.05))
+    keep, plan = CheckpointConfig(tmp_path, seconds=0, tensorboard=False), TrainConfig(Schedule(3, 0.05))
     model, loader = toy.build("deterministic"), Loader(huge=6)
     with pytest.raises(FloatingPointError) as caught:
         train(engine, keep, plan, loader, model)
@@ -363,7 +363,7 @@ def test_a_loss_that_is_nan_leaves_the_last_good_checkpoint(engine: Engine, tmp_
     assert (state["place"]["updates"], loader.seen) == (5, 6)
     assert is_finite(state["model"])
     assert float(state["place"]["total"]) < 1e6
-    lower = Plan(Schedule(3, 0.001))
+    lower = TrainConfig(Schedule(3, 0.001))
     trained = train(engine, replace(keep, changed=True), lower, Loader(), toy.build("deterministic"))
     assert trained.resumed == state["place"]["updates"]
     assert trained.rows[-1]["rate"] == pytest.approx(0.001 / 4)
@@ -378,9 +378,9 @@ def test_nan_between_two_checkpoints(
     """Where it is not looked for at every update, no checkpoint is made of it either."""
     monkeypatch.setattr(run, "CHECK_EVERY", 3)
     model, loader = toy.build("deterministic"), Loader(huge=6)
-    plan = Plan(Schedule(3, 0.05), average=average)
+    plan = TrainConfig(Schedule(3, 0.05), average=average)
     with pytest.raises(FloatingPointError, match=r"NaN in epoch 2.*last good checkpoint"):
-        train(engine, Keep(tmp_path, seconds=1e-9, tensorboard=False), plan, loader, model)
+        train(engine, CheckpointConfig(tmp_path, seconds=1e-9, tensorboard=False), plan, loader, model)
     state = read_state(tmp_path / "checkpoint")
     assert state["place"]["updates"] == 4
     assert is_finite(state["model"])
@@ -388,7 +388,7 @@ def test_nan_between_two_checkpoints(
 
 
 def test_nan_without_a_checkpoint_says_so(engine: Engine, tmp_path: Path) -> None:
-    for keep in (None, Keep(tmp_path, seconds=1e9)):
+    for keep in (None, CheckpointConfig(tmp_path, seconds=1e9)):
         model, loader = toy.build("deterministic"), Loader(huge=3)
         with pytest.raises(FloatingPointError, match=r"epoch 1: lower lr \(now 0.05\); no checkpoint"):
             train(engine, keep, PLAN, loader, model)

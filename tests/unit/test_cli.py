@@ -26,9 +26,9 @@ import hetsngp
 from hetsngp import cli
 from hetsngp.cli import demo_command, train_command
 from hetsngp.data.datasets.registry import DATASETS
-from hetsngp.data.datasets.synthetic import Points, SyntheticTask, make_task
+from hetsngp.data.datasets.synthetic import LabelledPoints, SyntheticTask, make_task
 from hetsngp.paper.synthetic import experiment as synthetic
-from hetsngp.paper.synthetic.experiment import RECIPES, Recipe
+from hetsngp.paper.synthetic.experiment import SETTINGS, SyntheticSettings
 from hetsngp.training import Engine
 from hetsngp.training.images import finished
 from hetsngp.training.recipes import recipe
@@ -59,13 +59,13 @@ def refused(result: Any, words: str) -> None:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     def task(name: str, seed: int, label_noise: float = 0.0) -> SyntheticTask:
         whole = make_task(name, seed, label_noise)
-        test = Points(whole.test.x[::20], whole.test.y[::20], whole.test.clean[::20])
+        test = LabelledPoints(whole.test.x[::20], whole.test.y[::20], whole.test.clean[::20])
         return dataclasses.replace(whole, test=test, ood_directions=whole.ood_directions[:, :2])
 
     monkeypatch.setattr(synthetic, "make_task", task)
     monkeypatch.setattr(synthetic, "GRID", 8)
-    for name in RECIPES:
-        monkeypatch.setitem(RECIPES, name, Recipe(width=8, depth=1, epochs=3, random_features=16))
+    for name in SETTINGS:
+        monkeypatch.setitem(SETTINGS, name, SyntheticSettings(width=8, depth=1, epochs=3, random_features=16))
 
 
 @pytest.mark.usefixtures("small")

@@ -17,26 +17,33 @@ from rich.console import Console
 from scipy.stats import sem
 
 import hetsngp.fitting.loop
-from hetsngp.data.datasets.synthetic import Points, SyntheticTask, compass, make_task
+from hetsngp.data.datasets.synthetic import LabelledPoints, SyntheticTask, compass, make_task
 from hetsngp.evaluation.cache import code_hash
 from hetsngp.files import write_atomically
 from hetsngp.models.methods import METHODS
 from hetsngp.paper.synthetic import experiment as synthetic
 from hetsngp.paper.synthetic import plots, store
 from hetsngp.paper.synthetic import processes as runs
-from hetsngp.paper.synthetic.demo import Plan, run_demo
-from hetsngp.paper.synthetic.experiment import PAPER, RECIPES, Recipe, Run, measure, train_and_measure
+from hetsngp.paper.synthetic.demo import DemoConfig, run_demo
+from hetsngp.paper.synthetic.experiment import (
+    PAPER,
+    SETTINGS,
+    SyntheticRun,
+    SyntheticSettings,
+    measure,
+    train_and_measure,
+)
 from hetsngp.paper.synthetic.store import Store
 from hetsngp.paper.synthetic.summary import summarise, table
 from hetsngp.types import Prediction
 
-TINY = Recipe(width=16, depth=1, epochs=2, random_features=32, rank=2)
+TINY = SyntheticSettings(width=16, depth=1, epochs=2, random_features=32, rank=2)
 
 
 def small_task(name: str, seed: int, label_noise: float = 0.0) -> SyntheticTask:
     """Fewer points to measure on: the split of doubt over three classes takes milliseconds a point."""
     task = make_task(name, seed, label_noise)
-    test = Points(task.test.x[::40], task.test.y[::40], task.test.clean[::40])
+    test = LabelledPoints(task.test.x[::40], task.test.y[::40], task.test.clean[::40])
     return dataclasses.replace(task, test=test, ood_directions=task.ood_directions[:, :3])
 
 
@@ -44,8 +51,8 @@ def small_task(name: str, seed: int, label_noise: float = 0.0) -> SyntheticTask:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthetic, "make_task", small_task)
     monkeypatch.setattr(synthetic, "GRID", 8)
-    for name in RECIPES:
-        monkeypatch.setitem(RECIPES, name, TINY)
+    for name in SETTINGS:
+        monkeypatch.setitem(SETTINGS, name, TINY)
 
 
 # --- one run --------------------------------------------------------------------------------------------
@@ -109,7 +116,7 @@ def test_the_papers_cluster_is_scored_against_the_test_points() -> None:
 
 @pytest.mark.usefixtures("small")
 def test_a_run_repeats_itself_whatever_the_global_generator() -> None:
-    run = Run("two_moons", "hetsngp", 0, recipe=TINY)
+    run = SyntheticRun("two_moons", "hetsngp", 0, recipe=TINY)
     first = train_and_measure(run).numbers
     torch.manual_seed(9)
     second = train_and_measure(run).numbers
@@ -136,7 +143,7 @@ def test_a_run_is_the_librarys_own_road(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(synthetic, "fit_posterior", fit)
     monkeypatch.setattr(synthetic, "train", train)
-    numbers = train_and_measure(Run("noisy_circles", "sngp", 0, recipe=TINY)).numbers
+    numbers = train_and_measure(SyntheticRun("noisy_circles", "sngp", 0, recipe=TINY)).numbers
     task = make_task("noisy_circles", 0)
     assert torch.equal(seen["trained"][0], task.train.x)
     assert torch.equal(seen["trained"][1], task.train.y)
@@ -146,7 +153,7 @@ def test_a_run_is_the_librarys_own_road(monkeypatch: pytest.MonkeyPatch) -> None
     assert numbers["posterior"]["count"] == 1500
     assert numbers["posterior"]["held_out"] == 300
     uncalibrated = dataclasses.replace(TINY, calibrate=False)
-    train_and_measure(Run("noisy_circles", "sngp", 0, recipe=uncalibrated))
+    train_and_measure(SyntheticRun("noisy_circles", "sngp", 0, recipe=uncalibrated))
     assert seen["calibration"] is None
 
 
@@ -176,7 +183,7 @@ def test_maps_are_upright(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_the_demo_writes_everything_and_repeats_only_what_is_missing(tmp_path: Path) -> None:
-    plan = Plan(("two_moons", "noisy_circles"), ("deterministic", "sngp"), (0, 1))
+    plan = DemoConfig(("two_moons", "noisy_circles"), ("deterministic", "sngp"), (0, 1))
 
     def demo() -> tuple[str, dict[str, Any]]:
         console = Console(width=200, record=True, quiet=False, file=(tmp_path / "log").open("a"))
@@ -222,7 +229,7 @@ def test_the_demo_writes_everything_and_repeats_only_what_is_missing(tmp_path: P
 @pytest.mark.usefixtures("small")
 def test_processes_give_the_numbers_of_one_process(tmp_path: Path) -> None:
     """Really spawned: the workers measure on all points, so only what training decides is compared."""
-    both = [Run("two_moons", "deterministic", seed, recipe=TINY) for seed in (0, 1)]
+    both = [SyntheticRun("two_moons", "deterministic", seed, recipe=TINY) for seed in (0, 1)]
     alone, pooled = Store.open(tmp_path / "alone"), Store.open(tmp_path / "pooled")
     steps: list[runs.Step] = []
     runs.run_all(both, alone, workers=1)
@@ -234,7 +241,7 @@ def test_processes_give_the_numbers_of_one_process(tmp_path: Path) -> None:
 
 
 def test_a_run_that_fails_is_named(tmp_path: Path) -> None:
-    wrong = [Run("two_moons", name, 0, recipe=TINY) for name in ("no_such_method", "another")]
+    wrong = [SyntheticRun("two_moons", name, 0, recipe=TINY) for name in ("no_such_method", "another")]
     with pytest.raises(RuntimeError, match=r"seed0 failed: unknown method"):
         runs.run_all(wrong, Store.open(tmp_path), workers=2)
     assert not list(tmp_path.rglob("*.json"))
@@ -244,7 +251,7 @@ def test_a_run_that_fails_is_named(tmp_path: Path) -> None:
 
 def test_a_file_belongs_to_settings_and_code(tmp_path: Path) -> None:
     box = Store(tmp_path, "code")
-    run = Run("two_moons", "sngp", 0, recipe=TINY)
+    run = SyntheticRun("two_moons", "sngp", 0, recipe=TINY)
     others = [
         dataclasses.replace(run, seed=1),
         dataclasses.replace(run, label_noise=0.2),
@@ -252,7 +259,7 @@ def test_a_file_belongs_to_settings_and_code(tmp_path: Path) -> None:
     ]
     names = {box.fingerprint(r) for r in (run, *others)} | {Store(tmp_path, "changed").fingerprint(run)}
     assert len(names) == 5
-    circles = Run("noisy_circles", "sngp", 0, recipe=TINY)  # have their own noise
+    circles = SyntheticRun("noisy_circles", "sngp", 0, recipe=TINY)  # have their own noise
     assert box.fingerprint(circles) == box.fingerprint(dataclasses.replace(circles, label_noise=0.2))
 
 
@@ -287,7 +294,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 def test_the_dearest_runs_come_first_and_maps_are_of_the_first_seed() -> None:
-    plan = Plan(("two_moons", "noisy_circles"), tuple(METHODS), (3, 4), epochs=7)
+    plan = DemoConfig(("two_moons", "noisy_circles"), tuple(METHODS), (3, 4), epochs=7)
     assert [run.method for run in plan.runs()[:2]] == [list(METHODS)[-1]] * 2
     assert len(set(plan.runs())) == 2 * len(METHODS) * 2
     assert {run.seed for run in plan.runs() if plan.has_maps(run)} == {3}
@@ -298,7 +305,7 @@ def test_the_dearest_runs_come_first_and_maps_are_of_the_first_seed() -> None:
 
 
 def test_one_seed_has_no_standard_error_and_the_circles_no_ood() -> None:
-    run = Run("noisy_circles", "hetsngp", 0)
+    run = SyntheticRun("noisy_circles", "hetsngp", 0)
     summary = summarise([(run, {"accuracy": 0.9, "ood_auroc": None, "warnings": ["x"], "seconds": 1.25})])
     cell = summary["noisy_circles"]["hetsngp"]
     assert set(cell) == {"accuracy", "seconds"}

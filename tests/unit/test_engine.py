@@ -36,7 +36,7 @@ from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
 from hetsngp.fitting.loop import follow, train
 from hetsngp.models.methods import METHODS
-from hetsngp.training import Engine, Hardware, Keep, Plan, Schedule, hardware
+from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig, hardware
 from hetsngp.training.average import Average
 from hetsngp.training.feeds import Feed, share_of
 
@@ -101,7 +101,7 @@ def test_one_process_is_the_plain_loop_to_the_bit(engine: Engine, method: str) -
     schedule = Schedule(6, lr=0.05, weight_decay=0.01, gp_lr=2.0, warmup=1)
     model, twin = toy.build(method), toy.build(method)
     held_out = batches(*HELD_OUT, size=7)
-    trained = engine.train(model, batches(*TRAIN), Plan(schedule), held_out=held_out)
+    trained = engine.train(model, batches(*TRAIN), TrainConfig(schedule), held_out=held_out)
     history = follow(twin, batches(*TRAIN), schedule, generator=seed(), validation=held_out)
     assert trained.history == history
     assert trained.model is model
@@ -119,7 +119,7 @@ def test_a_shuffled_data_loader_is_fed_as_it_is(engine: Engine, method: str) -> 
         return DataLoader(Subset(TensorDataset(*TRAIN), range(24)), 10, shuffle=True, generator=seed(3))
 
     model, twin = toy.build(method), toy.build(method)
-    engine.train(model, loader(), Plan(Schedule(3, lr=0.02)))
+    engine.train(model, loader(), TrainConfig(Schedule(3, lr=0.02)))
     train(twin, loader(), epochs=3, lr=0.02, generator=seed())
     assert different(weights(model), weights(twin)) == []
 
@@ -128,7 +128,7 @@ def test_the_seed_is_of_the_points(engine: Engine) -> None:
     states = []
     for value in (0, 0, 1):
         model = toy.build("hetsngp")
-        engine.train(model, batches(*TRAIN), Plan(Schedule(2, lr=0.02), seed=value))
+        engine.train(model, batches(*TRAIN), TrainConfig(Schedule(2, lr=0.02), seed=value))
         states.append(weights(model))
     assert different(states[0], states[1]) == []
     assert different(states[0], states[2]) != []
@@ -137,9 +137,9 @@ def test_the_seed_is_of_the_points(engine: Engine) -> None:
 def test_a_model_can_be_trained_again(engine: Engine) -> None:
     model, twin = toy.build("hetsngp"), toy.build("hetsngp")
     for _ in range(2):
-        engine.train(model, batches(*TRAIN), Plan(Schedule(2, lr=0.02), bound_every=2))
+        engine.train(model, batches(*TRAIN), TrainConfig(Schedule(2, lr=0.02), bound_every=2))
         engine.fit_posterior(model, batches(*TRAIN))
-        engine.train(twin, batches(*TRAIN), Plan(Schedule(2, lr=0.02), bound_every=2))
+        engine.train(twin, batches(*TRAIN), TrainConfig(Schedule(2, lr=0.02), bound_every=2))
     for (name, a), b in zip(model.named_parameters(), twin.parameters(), strict=True):
         assert torch.equal(a, b), name
 
@@ -149,7 +149,9 @@ def test_patience_stops(engine: Engine, patience: int) -> None:
     schedule = Schedule(40, lr=0.05)
     held_out = batches(*HELD_OUT)
     model, twin = toy.build("hetsngp"), toy.build("hetsngp")
-    trained = engine.train(model, batches(*TRAIN), Plan(schedule, patience=patience), held_out=held_out)
+    trained = engine.train(
+        model, batches(*TRAIN), TrainConfig(schedule, patience=patience), held_out=held_out
+    )
     values = [
         result.held_out
         for result in follow(twin, batches(*TRAIN), schedule, generator=seed(), validation=held_out)
@@ -186,7 +188,9 @@ def test_the_average_is_what_is_held_against_the_data_and_kept(engine: Engine, w
     model, twin = toy.build("sngp").double(), toy.build("sngp").double()
     data = batches(TRAIN[0].double(), TRAIN[1])
     held_out = [(x.double(), y) for x, y in held_out]
-    trained = engine.train(model, data, Plan(schedule, average=0.7), held_out=held_out if watched else None)
+    trained = engine.train(
+        model, data, TrainConfig(schedule, average=0.7), held_out=held_out if watched else None
+    )
 
     optimizer, g, average, t = schedule.make_optimizer(twin), seed(), {}, 0
     states, values = [], []
@@ -239,7 +243,7 @@ def test_an_average_forgets_shapes_that_change() -> None:
 
 @pytest.mark.parametrize("ours", [True, False])
 def test_channels_last_changes_memory_only(engine: Engine, ours: bool) -> None:
-    plan = Plan(Schedule(3, lr=0.02), bound_every=2)
+    plan = TrainConfig(Schedule(3, lr=0.02), bound_every=2)
     loader = image_loader() if ours else [(x.clone(), y) for x, y in image_loader()]
     model, twin = on_images("hetsngp"), on_images("hetsngp")
     seen: list[bool] = []
@@ -275,7 +279,7 @@ def test_a_compiled_backbone_trains_the_same(
 ) -> None:
     torch._dynamo.reset()
     called = backend(monkeypatch, name)
-    plan = Plan(Schedule(3, lr=0.02), bound_every=2)
+    plan = TrainConfig(Schedule(3, lr=0.02), bound_every=2)
     held_out = DeviceLoader(images(7), 5)
     model, twin = on_images(method), on_images(method)
     got = Engine(Hardware(devices=1, accelerator="cpu", compile=True)).train(
@@ -294,7 +298,7 @@ def test_a_compiled_backbone_trains_the_same(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_half_precision_is_of_the_backbone(engine: Engine, method: str) -> None:
-    plan = Plan(Schedule(3, lr=0.02))
+    plan = TrainConfig(Schedule(3, lr=0.02))
     model, twin = toy.build(method), toy.build(method)
     dtypes = set()
     inner = next(m for m in model.backbone.modules() if isinstance(m, nn.Linear))
@@ -339,7 +343,7 @@ def test_random_numbers_of_the_caller_are_left_alone(engine: Engine, method: str
     start()
     want = numbers()
     start()
-    plan, loader = Plan(Schedule(2)), DataLoader(Drawing(), 10, shuffle=True)
+    plan, loader = TrainConfig(Schedule(2)), DataLoader(Drawing(), 10, shuffle=True)
     if fails:
         with pytest.raises(RuntimeError):
             engine.train(
@@ -357,7 +361,7 @@ def test_the_callers_random_numbers_are_of_no_consequence(engine: Engine) -> Non
         np.random.seed(value)  # noqa: NPY002
         random.seed(value)
         model = toy.build("hetsngp")
-        engine.train(model, DataLoader(Drawing(), 10, shuffle=True), Plan(Schedule(2)))
+        engine.train(model, DataLoader(Drawing(), 10, shuffle=True), TrainConfig(Schedule(2)))
         states.append(weights(model))
     assert different(*states) == []
 
@@ -365,7 +369,7 @@ def test_the_callers_random_numbers_are_of_no_consequence(engine: Engine) -> Non
 @pytest.mark.parametrize("method", METHODS)
 def test_a_trained_model_is_an_ordinary_one(engine: Engine, method: str, tmp_path: Path) -> None:
     names = set(toy.build(method).state_dict())
-    plan = Plan(Schedule(2, lr=0.02), bound_every=2, average=0.9)
+    plan = TrainConfig(Schedule(2, lr=0.02), bound_every=2, average=0.9)
     model = engine.train(toy.build(method), batches(*TRAIN), plan, held_out=batches(*HELD_OUT)).model
     assert set(model.state_dict()) == names
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
@@ -380,12 +384,12 @@ def test_a_trained_model_is_an_ordinary_one(engine: Engine, method: str, tmp_pat
 
 
 def test_a_run_that_is_refused_leaves_the_model_as_it_was(engine: Engine, tmp_path: Path) -> None:
-    keep = Keep(tmp_path, tensorboard=False)
-    engine.train(toy.build("sngp"), batches(*TRAIN), Plan(Schedule(1)), keep=keep)
+    keep = CheckpointConfig(tmp_path, tensorboard=False)
+    engine.train(toy.build("sngp"), batches(*TRAIN), TrainConfig(Schedule(1)), keep=keep)
     model = toy.build("sngp")
     names = set(model.state_dict())
     with pytest.raises(ValueError, match="holds a finished run by another plan"):
-        engine.train(model, batches(*TRAIN), Plan(Schedule(2), bound_every=2), keep=keep)
+        engine.train(model, batches(*TRAIN), TrainConfig(Schedule(2), bound_every=2), keep=keep)
     assert set(model.state_dict()) == names
 
 
@@ -399,7 +403,7 @@ def test_counts_are_of_all_data(engine: Engine) -> None:
     assert loader.drop_last
     model = on_images("posterior_network", latent_dim=2)
     assert model.dataset_size is None
-    engine.train(model, loader, Plan(Schedule(2)))
+    engine.train(model, loader, TrainConfig(Schedule(2)))
     assert model.dataset_size == 27
     assert model.class_counts.tolist() == counts.tolist()
     assert loader.epoch == 0  # nobody went through it
@@ -409,7 +413,7 @@ def test_counts_are_of_all_data(engine: Engine) -> None:
 def test_what_the_model_was_told_is_kept(engine: Engine, method: str) -> None:
     told = {"class_counts": [5.0, 7.0, 9.0]} if method == "posterior_network" else {"dataset_size": 123}
     model = on_images(method, latent_dim=2, **told)
-    engine.train(model, image_loader(), Plan(Schedule(1)))
+    engine.train(model, image_loader(), TrainConfig(Schedule(1)))
     if method == "posterior_network":
         assert model.class_counts.tolist() == [5, 7, 9]
     else:
@@ -422,7 +426,7 @@ def test_what_the_model_was_told_is_kept(engine: Engine, method: str) -> None:
 def refused(engine: Engine, loader: Any, error: type[Exception], words: str, **options: Any) -> None:
     model = toy.build(options.pop("method", "sngp"), **options.pop("options", {}))
     before = weights(model)
-    plan = options.pop("plan", Plan(Schedule(1)))
+    plan = options.pop("plan", TrainConfig(Schedule(1)))
     with pytest.raises(error, match=words):
         engine.train(model, loader, plan, **options)
     assert different(weights(model), before) == []
@@ -443,12 +447,14 @@ def test_training_data_are_not_held_out(engine: Engine) -> None:
 def test_training_images_are_not_held_out(engine: Engine) -> None:
     loader = image_loader()
     with pytest.raises(ValueError, match="training data"):
-        engine.train(on_images("sngp"), loader, Plan(Schedule(1)), held_out=DeviceLoader(loader.dataset, 6))
+        engine.train(
+            on_images("sngp"), loader, TrainConfig(Schedule(1)), held_out=DeviceLoader(loader.dataset, 6)
+        )
 
 
 def test_patience_needs_something_to_watch(engine: Engine) -> None:
     words = r"patience needs held-out data to watch: train\(..., held_out=loader\)"
-    refused(engine, batches(*TRAIN), ValueError, words, plan=Plan(Schedule(2), patience=1))
+    refused(engine, batches(*TRAIN), ValueError, words, plan=TrainConfig(Schedule(2), patience=1))
 
 
 def test_an_iterator_is_used_up_after_an_epoch(engine: Engine) -> None:
@@ -459,14 +465,14 @@ def test_an_iterator_is_used_up_after_an_epoch(engine: Engine) -> None:
 def test_an_ensemble_is_refused(engine: Engine) -> None:
     members = hetsngp.Ensemble([toy.build("sngp"), toy.build("sngp")])
     with pytest.raises(TypeError, match="member"):
-        engine.train(members, batches(*TRAIN), Plan(Schedule(1)))  # type: ignore[arg-type]
+        engine.train(members, batches(*TRAIN), TrainConfig(Schedule(1)))  # type: ignore[arg-type]
 
 
 def test_more_classes_than_the_model_has(engine: Engine) -> None:
     with pytest.raises(
         ValueError, match=r"the data have 4 classes, .*num_classes=3: build it with num_classes=4"
     ):
-        engine.train(on_images("sngp"), DeviceLoader(images(20, 4), 5), Plan(Schedule(1)))
+        engine.train(on_images("sngp"), DeviceLoader(images(20, 4), 5), TrainConfig(Schedule(1)))
 
 
 X, Y = TRAIN
@@ -523,7 +529,7 @@ def test_bad_batches_are_told_before_they_reach_the_device(
 )
 def test_bad_plans_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Plan(Schedule(2), **options)
+        TrainConfig(Schedule(2), **options)
 
 
 # --- hardware -------------------------------------------------------------------------------------------
@@ -788,11 +794,15 @@ class Endless:
 
 def test_a_stream_can_be_trained_on_where_the_rate_stands_still(engine: Engine) -> None:
     model, twin = toy.build("sngp"), toy.build("sngp")
-    engine.train(model, Endless(), Plan(Schedule(2, lr=0.02)))
-    engine.train(twin, batches(*TRAIN), Plan(Schedule(2, lr=0.02)))
+    engine.train(model, Endless(), TrainConfig(Schedule(2, lr=0.02)))
+    engine.train(twin, batches(*TRAIN), TrainConfig(Schedule(2, lr=0.02)))
     assert different(weights(model), weights(twin)) == []
     refused(
-        engine, Endless(), TypeError, "give a loader of known length", plan=Plan(Schedule(2, smooth=True))
+        engine,
+        Endless(),
+        TypeError,
+        "give a loader of known length",
+        plan=TrainConfig(Schedule(2, smooth=True)),
     )
 
 
@@ -802,7 +812,7 @@ def test_the_posterior_sees_images_as_they_are(engine: Engine) -> None:
     assert loader.drop_last
     assert loader.augment is not None
     model = on_images("sngp")
-    engine.train(model, loader, Plan(Schedule(1)))
+    engine.train(model, loader, TrainConfig(Schedule(1)))
     twin = copy.deepcopy(model)
     plain = DeviceLoader(loader.dataset, 5, mean=loader.mean, std=loader.std)
     assert engine.fit_posterior(model, loader).count == len(loader.dataset)

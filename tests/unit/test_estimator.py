@@ -229,7 +229,7 @@ def test_copies_are_merged_in_an_order_the_values_decide() -> None:
         np.testing.assert_array_equal(getattr(again, name), getattr(merged, name))
 
 
-def rows_of(part: table.Table) -> set[tuple[float, ...]]:
+def rows_of(part: table.TrainingTable) -> set[tuple[float, ...]]:
     return {*map(tuple, part.x)}
 
 

@@ -16,7 +16,7 @@ from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.preprocessing import Inputs
 from hetsngp.nn.backbones import WideResNet
 from hetsngp.serving.decisions import set_thresholds
-from hetsngp.training import Engine, Hardware, Keep, images
+from hetsngp.training import CheckpointConfig, Engine, Hardware, images
 from hetsngp.training.checkpointing.storage import read_state, write_state
 from hetsngp.training.gradients import FabricGradients
 from hetsngp.training.images import _about, _thresholds, train_images
@@ -76,7 +76,7 @@ def test_a_resumed_run_counts_its_first_part(
     tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_arrays(tmp_path)
-    keep, given = Keep(tmp_path / "run", seconds=0, tensorboard=False), recipe(tmp_path)
+    keep, given = CheckpointConfig(tmp_path / "run", seconds=0, tensorboard=False), recipe(tmp_path)
     step = FabricGradients.step
 
     def dying(self: FabricGradients) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hetsngp.functional import label_loss
 from hetsngp.functional.link import softmax_log_probs, softmax_nll
-from hetsngp.functional.sampling import BLOCK, MILD_VARIANCE, Points, random_signs, spread
+from hetsngp.functional.sampling import BLOCK, MILD_VARIANCE, IntegrationPoints, random_signs, spread
 from hetsngp.types import Factor, FactorSum, UtilityNormal
 
 BATCH, CLASSES, RANK = 6, 5, 2
@@ -83,7 +83,7 @@ def is_of_diagonal(form: str, leaf: int) -> bool:
 def draws(u: UtilityNormal, count: int, seed: int, decorrelate: bool = False) -> Tensor:
     """u at every point, all at once and differentiable: (B, S, K)."""
     rank, diagonal = spread(u)
-    points = Points("sobol", rank, diagonal, seed)
+    points = IntegrationPoints("sobol", rank, diagonal, seed)
     blocks = [points.block(i, min(BLOCK, count - i), like=u.mean) for i in range(0, count, BLOCK)]
     eps = torch.cat([torch.cat(block, 1) for block in blocks])  # (S, R + K)
     eps = eps.expand(u.mean.shape[0], -1, -1)
@@ -418,7 +418,7 @@ def test_both_forms_of_every_row_are_those_of_each_kind(parts: str, count: int) 
     )
     kinds = {(bool(a), bool(b)) for a, b in zip(*u.mild(), strict=True)}
     assert len(kinds) == (4 if parts == "both" else 2)
-    points = Points("sobol", u.rank, 0 if parts == "factor" else CLASSES, seed=3)
+    points = IntegrationPoints("sobol", u.rank, 0 if parts == "factor" else CLASSES, seed=3)
     nll, grads = label_loss._by_both(points, count, LABELS, u)
     want_nll, want = label_loss._by_kind(points, count, LABELS, u)
     assert_close(nll, want_nll, 1e-12)

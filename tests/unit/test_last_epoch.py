@@ -13,11 +13,11 @@ from tests.contract.toy import weights
 
 pytest.importorskip("lightning", reason="pip install 'hetsngp[train]'")
 
-from hetsngp.training import Engine, Hardware, Keep, Plan, Schedule, Trained
+from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig, Trained
 
 X, Y = toy.blobs(3, 8, flip=0.4)
 HELD_OUT = [toy.blobs(3, 12, flip=0.4, seed=1)]
-PLAN = Plan(Schedule(8, lr=0.05), best=False)
+PLAN = TrainConfig(Schedule(8, lr=0.05), best=False)
 
 
 class Died(BaseException):
@@ -44,13 +44,15 @@ def engine() -> Engine:
     return Engine(Hardware(devices=1, accelerator="cpu"))
 
 
-def train(engine: Engine, plan: Plan, watched: bool = True, left: int = 99, keep: Any = None) -> Trained:
+def train(
+    engine: Engine, plan: TrainConfig, watched: bool = True, left: int = 99, keep: Any = None
+) -> Trained:
     held_out = HELD_OUT if watched else None
     return engine.train(toy.build("hetsngp"), Batches(left), plan, held_out=held_out, keep=keep)
 
 
-def kept(folder: Path, **options: Any) -> Keep:
-    return Keep(folder, seconds=0, tensorboard=False, **options)
+def kept(folder: Path, **options: Any) -> CheckpointConfig:
+    return CheckpointConfig(folder, seconds=0, tensorboard=False, **options)
 
 
 def assert_same(got: Trained, want: Trained) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 import hetsngp
 from hetsngp import fit_head
 from hetsngp.fitting import lbfgs as descent
-from hetsngp.fitting.tables import Table
+from hetsngp.fitting.tables import TrainingTable
 from hetsngp.posterior import calibration
 from hetsngp.posterior import leave_one_out as leaving
 from hetsngp.posterior.calibration import (
@@ -180,7 +180,7 @@ def test_too_many_classes_or_rows_are_left_alone(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_example_with_a_copy_is_no_witness() -> None:
-    table = Table(np.zeros((5, 1)), np.zeros(5), np.ones(5), np.array([3, 1, 3, 0, 2]))
+    table = TrainingTable(np.zeros((5, 1)), np.zeros(5), np.ones(5), np.array([3, 1, 3, 0, 2]))
     assert table.alone.tolist() == [False, True, False, True, True]
     model = at_the_mode()
     alone = torch.arange(N) % 2 == 0

@@ -16,7 +16,7 @@ from hetsngp.functional.link import sigmoid_log_probs, softmax_log_probs, softma
 from hetsngp.functional.sampling import (
     LATIN_SCRAMBLES,
     SCRAMBLES,
-    Points,
+    IntegrationPoints,
     StreamedLogSoftmax,
     TaylorControl,
     _normal_from_uniform,
@@ -121,7 +121,7 @@ def test_a_row_stops_when_three_standard_errors_of_eight_replicates_meet_the_tar
     spent_by_kind = []
     for u in (middling, wide):
         probs, spent = softmax_probs(u, target_error=0.01, seed=5)
-        points, dense = Points("sobol", 4, 40, seed=5), u.form.dense()
+        points, dense = IntegrationPoints("sobol", 4, 40, seed=5), u.form.dense()
         for row in range(3):
             count, error = 8, math.inf
             while 3 * error > 0.01:
@@ -189,7 +189,7 @@ def test_points_are_stratified_in_every_coordinate(rank: int, diagonal: int) -> 
     inside = []
     for seed in range(20):
         uniform = 64 * torch.special.ndtr(
-            torch.cat(Points("sobol", rank, diagonal, seed).block(0, 64, like=like), 1)
+            torch.cat(IntegrationPoints("sobol", rank, diagonal, seed).block(0, 64, like=like), 1)
         )
         assert torch.equal(uniform.floor().sort(0)[0], strata)
         assert len(uniform.floor().unique(dim=1)[0]) == rank + diagonal  # no two coordinates alike
@@ -203,7 +203,7 @@ def test_points_are_stratified_in_every_coordinate(rank: int, diagonal: int) -> 
 def latin(seed: int, count: int = 16, *, start: int = 0, replicate: int = 0, columns: int = 140) -> Tensor:
     """Uniform points of the Latin hypercube: (count, columns)."""
     like = torch.zeros((), dtype=torch.float64)
-    block = Points("sobol", 0, columns, seed).block(start, count, like=like, replicate=replicate)
+    block = IntegrationPoints("sobol", 0, columns, seed).block(start, count, like=like, replicate=replicate)
     return torch.special.ndtr(block[1])
 
 
@@ -268,7 +268,7 @@ def test_no_point_is_infinite(dtype: torch.dtype) -> None:
 
 def test_points_are_continued_and_randomised_anew_by_seed_and_replicate() -> None:
     like = torch.zeros((), dtype=torch.float64)
-    points = Points("sobol", 3, 4, seed=0)
+    points = IntegrationPoints("sobol", 3, 4, seed=0)
     whole = torch.cat(points.block(0, 48, like=like), 1)
     pieces = [torch.cat(points.block(start, 16, like=like), 1) for start in (0, 16, 32)]
     assert torch.equal(whole, torch.cat(pieces))
@@ -279,16 +279,18 @@ def test_points_are_continued_and_randomised_anew_by_seed_and_replicate() -> Non
     # Scrambles are reused every so many replicates and seeds; the digital shift is never.
     again = torch.cat(points.block(0, 48, like=like, replicate=SCRAMBLES), 1)
     assert (again - whole).abs().min() > 0
-    again = torch.cat(Points("sobol", 3, 4, seed=SCRAMBLES).block(0, 48, like=like), 1)
+    again = torch.cat(IntegrationPoints("sobol", 3, 4, seed=SCRAMBLES).block(0, 48, like=like), 1)
     assert (again - whole).abs().min() > 0
-    mirrored = torch.cat(Points("antithetic", 3, 4, seed=0).block(0, 48, like=like), 1)
+    mirrored = torch.cat(IntegrationPoints("antithetic", 3, 4, seed=0).block(0, 48, like=like), 1)
     assert torch.equal(mirrored[:24], -mirrored[24:])
 
 
 # --- gradients and memory -------------------------------------------------------------------------------
 
 
-def textbook(u: UtilityNormal, points: Points, count: int, likelihood: str, flip: Tensor | None) -> Tensor:
+def textbook(
+    u: UtilityNormal, points: IntegrationPoints, count: int, likelihood: str, flip: Tensor | None
+) -> Tensor:
     """Materialise every sample, let autograd do the rest."""
     eps_factor, eps_diagonal = points.block(0, count, like=u.mean)
     if flip is not None:
@@ -335,7 +337,7 @@ def test_streaming_equals_the_textbook(
 ) -> None:
     monkeypatch.setattr("hetsngp.functional.sampling.CPU_CHUNK", chunk)
     tensors = factored(7, 6, 2)
-    points = Points("sobol", 2 + 2 + 3, 6, seed=4)
+    points = IntegrationPoints("sobol", 2 + 2 + 3, 6, seed=4)
     flip = random_signs(points, 7, tensors[0]) if flipped else None
     if flip is not None:
         assert (flip.abs() == 1).all()

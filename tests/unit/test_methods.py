@@ -13,7 +13,7 @@ from tests.contract import toy
 
 import hetsngp
 from hetsngp.models import methods as recipes
-from hetsngp.models.components import Parts
+from hetsngp.models.components import Components
 from hetsngp.nn.heads import Head
 
 SRC = Path(hetsngp.__file__).parent
@@ -60,7 +60,7 @@ def ninth() -> Iterator[str]:
     """A method as CONTRIBUTING.md says how to add one."""
 
     @recipes.method("SNGP + MIMO")
-    def sngp_mimo(parts: Parts) -> Head:
+    def sngp_mimo(parts: Components) -> Head:
         """M inputs, M SNGP heads, one backbone."""
         return recipes.sngp(parts.for_members())
 

@@ -12,7 +12,7 @@ import torch
 
 from hetsngp.fitting.schedule import Schedule
 from hetsngp.models.options import Options
-from hetsngp.training.config import Plan
+from hetsngp.training.config import TrainConfig
 from hetsngp.training.hardware import Hardware
 from hetsngp.training.recipes.keys import known_keys
 from hetsngp.training.recipes.recipe import Recipe, book_names, read_recipe, recipe_file
@@ -91,7 +91,7 @@ def test_all_that_a_file_says(tmp_path: Path) -> None:
             calibrate=False,
             options={"rank": 3, "temperature": 2.0, "spectral_bound": math.inf, "sample_beta": True},
         ),
-        plan=Plan(schedule, accumulate=2, clip=1.0, average=0.99, patience=4, bound_every=10, seed=7),
+        plan=TrainConfig(schedule, accumulate=2, clip=1.0, average=0.99, patience=4, bound_every=10, seed=7),
         hardware=Hardware(precision="bf16-mixed", channels_last=True, devices=4),
         verdicts=VerdictRules(right=0.9, unfamiliar=0.05),
     )
@@ -100,7 +100,7 @@ def test_all_that_a_file_says(tmp_path: Path) -> None:
 def test_what_a_file_leaves_out(tmp_path: Path) -> None:
     recipe = read_recipe(written(tmp_path, SMALLEST))
     assert recipe.task == ImageTask("cifar10", "wrn-10-1", "sngp")
-    assert recipe.plan == Plan(Schedule(10, smooth=True), bound_every=10)
+    assert recipe.plan == TrainConfig(Schedule(10, smooth=True), bound_every=10)
     assert (recipe.hardware, recipe.verdicts, recipe.changes) == (Hardware(), VerdictRules(), ())
 
 

@@ -17,7 +17,7 @@ from hetsngp.paper.reproduction import _each_warning_once, ask
 from hetsngp.paper.results import Asked, Cell, Result, within_one_error
 from hetsngp.paper.runs import TableRun, all_runs, merge, runs_of
 from hetsngp.paper.synthetic.table import plan_for
-from hetsngp.paper.tables import METRICS, PAPER, Part, printed
+from hetsngp.paper.tables import METRICS, PAPER, PaperPart, printed
 from hetsngp.paper.text import NONE, WIDTH, markdown, plain_text
 from hetsngp.training.recipes.recipe import read_recipe
 
@@ -26,7 +26,7 @@ OWN_WAY = ("synthetic", "runtime")
 TRAINED = [name for name in TABLES if name not in OWN_WAY]
 
 
-def parts() -> list[Part]:
+def parts() -> list[PaperPart]:
     return [part for table in TABLES.values() for part in table.parts]
 
 

@@ -22,7 +22,7 @@ from hetsngp.nn.backbones import ResidualMLP, WideResNet
 from hetsngp.paper import measurements as measuring
 from hetsngp.paper.measurements import Candidate, Measuring, quality, scores, seen_as, value_of
 from hetsngp.paper.sets import Probe, Sets, find_sets
-from hetsngp.paper.tables import TABLES, Column
+from hetsngp.paper.tables import TABLES, PaperColumn
 from hetsngp.serving.bundle import write_serving
 from hetsngp.serving.decisions import Thresholds
 
@@ -104,9 +104,9 @@ def test_scores_are_of_every_row_and_give_auroc_and_fpr95(tmp_path: Path) -> Non
         assert np.allclose(scored[name]["ood_score"], model.predict(x).ood_score, rtol=1e-6)
     found = {Probe(name, scores=True): each for name, each in scored.items()}
     inside, outside = (np.array(scored[name]["ood_score"]) for name in ("photos", "far.npz"))
-    auroc = value_of(Column("far_auroc", "Far-ROC", "auroc", "far"), sets, "photos", found)
+    auroc = value_of(PaperColumn("far_auroc", "Far-ROC", "auroc", "far"), sets, "photos", found)
     assert auroc == pytest.approx((outside[:, None] > inside).mean(), abs=1e-6)
-    fpr95 = value_of(Column("far_fpr95", "Far-FPR95", "fpr95", "far"), sets, "photos", found)
+    fpr95 = value_of(PaperColumn("far_fpr95", "Far-FPR95", "fpr95", "far"), sets, "photos", found)
     threshold = np.sort(outside)[2]  # of 40 all but two are at or above it: 95 %
     assert fpr95 == pytest.approx((inside >= threshold).mean(), abs=1e-6)
 
@@ -298,7 +298,7 @@ def test_a_set_of_imagenet_c_that_grew_is_measured_again(tmp_path: Path) -> None
             pixels = random_bytes(8, 8, 3, seed=number + severity)
             write_image(tmp_path / "imagenet-c" / corruption / str(severity) / name, pixels)
 
-    column = Column("imc_nll", "ImC-NLL", "nll", "imagenet-c")
+    column = PaperColumn("imc_nll", "ImC-NLL", "nll", "imagenet-c")
     table = TABLES["imagenet"]
     table = replace(table, parts=(replace(table.parts[0], columns=(column,)),))
 

@@ -19,14 +19,14 @@ from torch.utils.data import DataLoader, TensorDataset
 import hetsngp
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
-from hetsngp.training import Engine, Hardware, Plan, Schedule
+from hetsngp.training import Engine, Hardware, Schedule, TrainConfig
 from hetsngp.training.run import Refit
 
 pytest.importorskip("lightning")
 
-STILL = Plan(Schedule(2, lr=1e-30))
+STILL = TrainConfig(Schedule(2, lr=1e-30))
 """So slow that no weight moves: whatever differs between the epochs is the posterior."""
-MOVING = Plan(Schedule(4, lr=0.05, optimizer="sgd", smooth=True))
+MOVING = TrainConfig(Schedule(4, lr=0.05, optimizer="sgd", smooth=True))
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,9 @@ def test_it_is_fitted_once_between_two_epochs(stop_after: int | None, engine: En
     x, y = data()
     model = built("sngp")
     clean = Watching([(x, y)], model)
-    trained = engine.train(model, [(x, y)], Plan(Schedule(4, lr=0.05, stop_after=stop_after)), clean=clean)
+    trained = engine.train(
+        model, [(x, y)], TrainConfig(Schedule(4, lr=0.05, stop_after=stop_after)), clean=clean
+    )
     epochs = 4 if stop_after is None else stop_after
     assert len(trained.history) == epochs
     assert len(clean.seen) == epochs - 1
@@ -260,7 +262,7 @@ def test_the_model_ends_without_a_posterior(average: float | None, watched: bool
     """An average of eigenvectors is none; and no one is told of a posterior that is out of date."""
     x, y = data()
     model = built("hetsngp")
-    plan = Plan(MOVING.schedule, average=average, bound_every=2)
+    plan = TrainConfig(MOVING.schedule, average=average, bound_every=2)
     engine.train(model, [(x, y)], plan, held_out=[data(seed=1)] if watched else None)
     assert not model.head.posterior.is_filled
     with pytest.raises(hetsngp.PosteriorNotFittedError):
@@ -292,7 +294,7 @@ def test_fsdp_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_killed_run_ends_as_if_it_had_not_been(at: int, engine: Engine, tmp_path: Path) -> None:
     """Four batches an epoch: killed in the first one, within later ones, and between two."""
     x, y = toy.blobs(3, 8)
-    plan = Plan(MOVING.schedule, average=0.9, seed=2)
+    plan = TrainConfig(MOVING.schedule, average=0.9, seed=2)
 
     def model() -> hetsngp.Classifier:
         return toy.build("hetsngp", sample_beta=True)

@@ -16,16 +16,16 @@ from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, T
 import hetsngp
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.device_loader import DeviceLoader
-from hetsngp.fitting.loop import Place
+from hetsngp.fitting.loop import TrainState
 from hetsngp.nn.spectral_cache import holdable_layers
-from hetsngp.training import Engine, Hardware, Keep, Plan, Schedule
+from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig
 from hetsngp.training.checkpointing.saving import Saving, _rows, _table
 from hetsngp.training.checkpointing.storage import read_state, write_state
 from hetsngp.training.feeds import Feed, share_of
 
 pytest.importorskip("lightning")
 
-PLAN = Plan(Schedule(3, lr=0.05, optimizer="sgd", smooth=True))
+PLAN = TrainConfig(Schedule(3, lr=0.05, optimizer="sgd", smooth=True))
 X, Y = toy.blobs(3, 8)
 HELD_OUT = [toy.blobs(3, 5, seed=1)]
 
@@ -58,11 +58,13 @@ class DiesAt(DataLoader[Any]):
             yield batch
 
 
-def keep(folder: Path, **options: Any) -> Keep:
-    return Keep(folder, seconds=0, tensorboard=False, **options)
+def keep(folder: Path, **options: Any) -> CheckpointConfig:
+    return CheckpointConfig(folder, seconds=0, tensorboard=False, **options)
 
 
-def begin(engine: Engine, folder: Path, plan: Plan = PLAN, at: int = 6, method: str = "hetsngp") -> None:
+def begin(
+    engine: Engine, folder: Path, plan: TrainConfig = PLAN, at: int = 6, method: str = "hetsngp"
+) -> None:
     dying = DiesAt(at, TensorDataset(X, Y), 6, shuffle=True)
     with pytest.raises(Died):
         engine.train(toy.build(method), dying, plan, held_out=HELD_OUT, keep=keep(folder))
@@ -110,7 +112,9 @@ def test_the_best_of_a_run_that_never_was_is_not_ours(engine: Engine, tmp_path: 
     for epoch in range(1, 4):
         write_state(tmp_path / f"best-{epoch:05d}", {"model": stale})
     dying = DiesAt(6, TensorDataset(X, Y), 6, shuffle=True)
-    ends = Keep(tmp_path, seconds=1e-9, tensorboard=False)  # a checkpoint at the end of each epoch
+    ends = CheckpointConfig(
+        tmp_path, seconds=1e-9, tensorboard=False
+    )  # a checkpoint at the end of each epoch
     with pytest.raises(Died):
         engine.train(toy.build("hetsngp"), dying, PLAN, held_out=HELD_OUT, keep=ends)
     [best] = tmp_path.glob("best-*")
@@ -202,7 +206,7 @@ def test_a_global_batch_is_one_for_any_number_of_processes(
 ) -> None:
     """From what so many would have written of the same batches, one goes on to the same end."""
 
-    def train(data: Any, kept: Keep | None = None) -> Any:
+    def train(data: Any, kept: CheckpointConfig | None = None) -> Any:
         return engine.train(toy.build("deterministic"), data, PLAN, keep=kept)
 
     kept = keep(tmp_path, about={"batch_size": 6})
@@ -245,12 +249,12 @@ def test_a_place_after_twelve_batches(
         plan=replace(PLAN, accumulate=accumulate),
         data=SimpleNamespace(feed=feed),
     )
-    place = Place(2, 12, 30, 60, 7.5)
+    place = TrainState(2, 12, 30, 60, 7.5)
     Saving(run)._share_anew(place, *then)
     assert (place.epoch, place.batches, place.updates) == (2, batches, 30)
     assert (place.seen, place.total) == (60 * then[0] // now[0], 7.5 * then[0] / now[0])
     feed.ours = True  # whose batches are those of all processes
-    place = Place(2, 12, 30, 60, 7.5)
+    place = TrainState(2, 12, 30, 60, 7.5)
     Saving(run)._share_anew(place, *then)
     assert place.batches == 12
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, IterableDataset
 
-from hetsngp.fitting.loop import Gradients, Place, follow, run_epoch
+from hetsngp.fitting.loop import Gradients, TrainState, follow, run_epoch
 from hetsngp.fitting.schedule import DECAYS, Schedule
 
 EPOCHS, STEPS = 12, 7
@@ -245,7 +245,7 @@ def test_accumulated_batches_are_one_large_batch(accumulate: int, optimizer: str
     """Of 30 rows in batches of 5; of the last group there may be less: 6 = 4 + 2."""
     schedule = Schedule(2, lr=0.1, weight_decay=0.01, optimizer=optimizer)
     parts, whole = made(schedule), made(schedule)
-    places = Place(), Place()
+    places = TrainState(), TrainState()
     for _ in range(2):
         a = run_epoch(parts, batches(5), schedule, places[0], accumulate=accumulate)
         b = run_epoch(whole, batches(5 * accumulate), schedule, places[1])
@@ -263,7 +263,7 @@ def test_a_group_averages_its_batches_whatever_their_size() -> None:
     """30 rows in batches of 12, 12 and 6: the plan's accumulation is over batches."""
     schedule = Schedule(1, lr=0.1, weight_decay=0.0, optimizer="sgd", momentum=0.0)
     gradients, twin = made(schedule), made(schedule).model
-    run_epoch(gradients, batches(12), schedule, Place(), accumulate=3)
+    run_epoch(gradients, batches(12), schedule, TrainState(), accumulate=3)
     loss = sum(twin.loss(x, y) for x, y in batches(12)) / 3
     slopes = torch.autograd.grad(loss, list(twin.parameters()))
     for got, p, slope in zip(gradients.model.parameters(), twin.parameters(), slopes, strict=True):
@@ -273,7 +273,7 @@ def test_a_group_averages_its_batches_whatever_their_size() -> None:
 @pytest.mark.parametrize(("accumulate", "groups"), [(1, [1] * 6), (2, [2, 2, 2]), (4, [4, 2]), (5, [5, 1])])
 def test_smooth_rates_are_of_the_share_of_the_epoch(accumulate: int, groups: list[int]) -> None:
     schedule = Schedule(4, lr=0.5, warmup=1.25, smooth=True, optimizer="sgd")
-    gradients, place, rates = made(schedule), Place(), []
+    gradients, place, rates = made(schedule), TrainState(), []
     for _ in range(3):
         run_epoch(gradients, batches(5), schedule, place, accumulate=accumulate, on_update=rates.append)
         place.turn()
@@ -306,8 +306,8 @@ class Later:
 def test_an_epoch_goes_on_where_it_was_left(updates: int) -> None:
     schedule = Schedule(2, lr=0.1, smooth=True, warmup=1)
     whole, parts = made(schedule, "hetsngp"), made(schedule, "hetsngp")
-    want = run_epoch(whole, batches(5), schedule, Place(), accumulate=2)
-    place, rates = Place(), []
+    want = run_epoch(whole, batches(5), schedule, TrainState(), accumulate=2)
+    place, rates = TrainState(), []
 
     def stop(rate: float) -> None:
         rates.append(rate)
@@ -339,13 +339,13 @@ def test_streams_have_no_share_of_an_epoch(smooth: bool, accumulate: int) -> Non
         before = weights(gradients)
         if smooth or accumulate > 1:
             with pytest.raises(TypeError, match=r"loader has no len\(\).*give a loader of known length"):
-                run_epoch(gradients, stream(), schedule, Place(), accumulate=accumulate)
+                run_epoch(gradients, stream(), schedule, TrainState(), accumulate=accumulate)
             assert_weights(weights(gradients), before)
         else:
             want = made(schedule)
-            run_epoch(want, batches(10), schedule, Place())
+            run_epoch(want, batches(10), schedule, TrainState())
             rates: list[float] = []
-            run_epoch(gradients, stream(), schedule, Place(), on_update=rates.append)
+            run_epoch(gradients, stream(), schedule, TrainState(), on_update=rates.append)
             assert rates == [0.1] * 3
             assert_weights(weights(gradients), weights(want))
 
@@ -357,13 +357,13 @@ def test_a_smooth_stream_is_refused_by_follow() -> None:
 
 def test_an_empty_loader_is_told() -> None:
     with pytest.raises(ValueError, match="loader is empty: it yielded no batch"):
-        run_epoch(made(Schedule(1)), [], Schedule(1), Place())
+        run_epoch(made(Schedule(1)), [], Schedule(1), TrainState())
 
 
 @pytest.mark.parametrize("at", [0, 49, 59, 99])
 def test_a_loss_that_is_no_number_is_found_at_every_fiftieth_update(at: int) -> None:
     schedule = Schedule(2, lr=0.5)
-    gradients, place = made(schedule), Place(epoch=2)
+    gradients, place = made(schedule), TrainState(epoch=2)
     add, count = gradients.add, iter(range(1000))
 
     def broken(*args: Any, **kwargs: Any) -> Tensor:
@@ -383,11 +383,11 @@ def test_a_loss_that_is_no_number_is_found_at_every_fiftieth_update(at: int) -> 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_clipping_is_of_the_gradient_of_a_step(clip: float, accumulate: int) -> None:
     pytest.importorskip("lightning")
-    from hetsngp.training import Engine, Hardware, Plan
+    from hetsngp.training import Engine, Hardware, TrainConfig
 
     schedule = Schedule(2, lr=0.1, weight_decay=0.0, optimizer="sgd", momentum=0.0, decay="constant")
     model, twin = toy.build("hetsngp").double(), toy.build("hetsngp").double()
-    plan = Plan(schedule, accumulate=accumulate, clip=clip)
+    plan = TrainConfig(schedule, accumulate=accumulate, clip=clip)
     Engine(Hardware(devices=1, accelerator="cpu")).train(model, batches(10), plan)
     g, norms = seed(), []
     twin.train()

@@ -759,15 +759,15 @@ def test_a_run_goes_on_in_the_order_of_its_epoch(
 ) -> None:
     """Of 3 updates an epoch: stopped within the first, after it, within and after the second."""
     pytest.importorskip("lightning")
-    from hetsngp.training import Engine, Hardware, Keep, Plan, Schedule, Trained, run
+    from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig, Trained, run
 
     data = make_shards(tmp_path, (4, 6), slope)
 
     def go(name: str) -> Trained:
         loader = data.loader(8, 3, train=True, num_workers=0, buffer=4)
-        keep = Keep(tmp_path / name, seconds=0, tensorboard=False)
+        keep = CheckpointConfig(tmp_path / name, seconds=0, tensorboard=False)
         return Engine(Hardware(accelerator="cpu")).train(
-            multi_label(), loader, Plan(Schedule(3, 0.05)), keep=keep, show=False
+            multi_label(), loader, TrainConfig(Schedule(3, 0.05)), keep=keep, show=False
         )
 
     alone, real, writes = go("alone"), run.write_state, []

@@ -18,14 +18,14 @@ from tests.contract import toy
 from hetsngp.fitting import progress
 from hetsngp.fitting.loop import EpochResult
 from hetsngp.fitting.progress import Progress
-from hetsngp.training import Engine, Hardware, Keep, Plan, Schedule, Trained, logs, run
+from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig, Trained, logs, run
 from hetsngp.training.logs import COLUMNS, write_csv
 
 pytest.importorskip("lightning")
 
 X, Y = toy.blobs(3, 8, flip=0.3)
 HELD_OUT = [toy.blobs(3, 6, flip=0.3, seed=1)]
-PLAN = Plan(Schedule(3, 0.05, warmup=1, smooth=True))
+PLAN = TrainConfig(Schedule(3, 0.05, warmup=1, smooth=True))
 
 
 class Died(BaseException):
@@ -59,14 +59,14 @@ def train(
     keep: Any,
     *,
     dies: int | None = None,
-    plan: Plan = PLAN,
+    plan: TrainConfig = PLAN,
     method: str = "sngp",
     **options: Any,
 ) -> Trained:
     return engine.train(toy.build(method), Loader(dies), plan, keep=keep, **options)
 
 
-def die(engine: Engine, keep: Keep, batch: int, **options: Any) -> None:
+def die(engine: Engine, keep: CheckpointConfig, batch: int, **options: Any) -> None:
     """Some time ago: by their names TensorBoard puts files in order, those of one second not always."""
     with pytest.raises(Died):
         train(engine, keep, dies=batch, **options)
@@ -109,7 +109,7 @@ def test_a_row_for_each_epoch(held_out: Any, engine: Engine, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("batch", [2, 5, 6, 9, 12])
 def test_after_a_death_every_epoch_has_one_row(batch: int, engine: Engine, tmp_path: Path) -> None:
-    keep = Keep(tmp_path, seconds=0, tensorboard=False)
+    keep = CheckpointConfig(tmp_path, seconds=0, tensorboard=False)
     die(engine, keep, batch)
     before = table(tmp_path) if (tmp_path / "metrics.csv").exists() else []
     assert len(before) == (batch - 1) // 4
@@ -122,7 +122,7 @@ def test_after_a_death_every_epoch_has_one_row(batch: int, engine: Engine, tmp_p
 
 def test_rows_after_the_last_checkpoint_are_made_anew(engine: Engine, tmp_path: Path) -> None:
     """A file may be ahead of the checkpoint: it has two epochs, and nothing remembers them."""
-    keep = Keep(tmp_path, seconds=1e9, tensorboard=False)
+    keep = CheckpointConfig(tmp_path, seconds=1e9, tensorboard=False)
     die(engine, keep, 10)
     assert len(table(tmp_path)) == 2
     assert train(engine, keep).resumed == 0
@@ -165,7 +165,7 @@ def assert_events_are(found: dict[str, list[tuple[int, float]]], trained: Traine
 
 def test_epochs_and_what_is_within(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "CHECK_EVERY", 3)
-    trained = train(engine, Keep(tmp_path), held_out=HELD_OUT)
+    trained = train(engine, CheckpointConfig(tmp_path), held_out=HELD_OUT)
     found = events(tmp_path)
     assert_events_are(found, trained)
     assert [step for step, _ in found["within epoch/loss"]] == [3, 6, 9, 12]
@@ -183,7 +183,7 @@ def test_after_a_death_every_epoch_is_shown_once(
 ) -> None:
     """Whether it went on from a checkpoint (0) or began anew (1e9)."""
     monkeypatch.setattr(run, "CHECK_EVERY", 1)
-    keep = Keep(tmp_path, seconds=seconds)
+    keep = CheckpointConfig(tmp_path, seconds=seconds)
     die(engine, keep, batch, held_out=HELD_OUT)
     trained = train(engine, keep, held_out=HELD_OUT)
     assert trained.resumed == (batch - 1 if seconds == 0 else 0)
@@ -197,10 +197,10 @@ def test_what_came_after_the_checkpoint_is_purged(
 ) -> None:
     """The curve of the run that died went on for 3 updates after its last checkpoint, at the 4th."""
     monkeypatch.setattr(run, "CHECK_EVERY", 1)
-    keep = Keep(tmp_path, seconds=0)
+    keep = CheckpointConfig(tmp_path, seconds=0)
     with monkeypatch.context() as patch:
         patch.setattr(
-            run.Run, "_save_in_time", lambda self: self._save() if self.place.updates == 4 else None
+            run.TrainingRun, "_save_in_time", lambda self: self._save() if self.place.updates == 4 else None
         )
         die(engine, keep, 8, held_out=HELD_OUT)
     assert [step for step, _ in events(tmp_path)["within epoch/loss"]] == list(range(1, 8))
@@ -214,14 +214,14 @@ def test_what_came_after_the_checkpoint_is_purged(
 def test_tensorboard_is_for_those_who_want_it(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(engine, Keep(tmp_path / "none", tensorboard=False))
+    train(engine, CheckpointConfig(tmp_path / "none", tensorboard=False))
     assert not (tmp_path / "none" / "tensorboard").exists()
     assert len(table(tmp_path / "none")) == 3
     monkeypatch.setattr(logs.importlib.util, "find_spec", lambda name: None)
-    train(engine, Keep(tmp_path / "not installed"))
+    train(engine, CheckpointConfig(tmp_path / "not installed"))
     assert not (tmp_path / "not installed" / "tensorboard").exists()
     with pytest.raises(ImportError, match=r"TensorBoard is not installed.*tensorboard=False"):
-        train(engine, Keep(tmp_path / "asked for", tensorboard=True))
+        train(engine, CheckpointConfig(tmp_path / "asked for", tensorboard=True))
 
 
 def test_without_a_folder_nothing_is_written(
@@ -269,7 +269,7 @@ def test_a_long_epoch_says_where_it_is(
 ) -> None:
     monkeypatch.setattr(run, "CHECK_EVERY", 2)
     monkeypatch.setattr(progress, "SECONDS", -1.0)  # a line whenever there is something to say
-    plan = Plan(Schedule(2, 1e-9))
+    plan = TrainConfig(Schedule(2, 1e-9))
     model, lines = toy.build("deterministic"), []
     with torch.no_grad():
         losses = [float(model.loss(x, y)) for x, y in Loader()]
@@ -351,7 +351,7 @@ def test_a_writer_that_an_interrupt_has_locked_does_not_hold_the_run(
             locked.wait(30)
             closed.set()
 
-    kept = logs.Logs(Keep(tmp_path, tensorboard=False), 1, show=False, main=True, updates=0)
+    kept = logs.Logs(CheckpointConfig(tmp_path, tensorboard=False), 1, show=False, main=True, updates=0)
     kept.__enter__()
     kept.writer = Writer()
     kept.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)

@@ -41,7 +41,7 @@ def add(app: Any) -> None:
         """
         from rich.console import Console
 
-        from hetsngp.paper.synthetic.demo import Plan, run_demo
+        from hetsngp.paper.synthetic.demo import DemoConfig, run_demo
 
         chosen_tasks = _chosen("task", tasks, tuple(TASKS))
         chosen_methods = _chosen("method", methods, tuple(METHODS))
@@ -52,7 +52,7 @@ def add(app: Any) -> None:
             raise typer.BadParameter(
                 f"cannot make the folder {out}: {error.strerror}", param_hint="--out"
             ) from None
-        plan = Plan(chosen_tasks, chosen_methods, tuple(range(seed, seed + seeds)), label_noise, epochs)
+        plan = DemoConfig(chosen_tasks, chosen_methods, tuple(range(seed, seed + seeds)), label_noise, epochs)
         try:
             run_demo(plan, out, jobs, Console())
         except RuntimeError as error:

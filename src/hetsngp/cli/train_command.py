@@ -51,13 +51,13 @@ def add(app: Any) -> None:
 
 
 def _train(recipe: Any, folder: Path, note: str | None, changed: bool) -> None:
-    from hetsngp.training import Engine, Keep
+    from hetsngp.training import CheckpointConfig, Engine
     from hetsngp.training.images import train_images
 
     engine = Engine(recipe.hardware)
     if engine.is_main and note:
         print(note)
-    summary = train_images(recipe, engine, Keep(folder, changed=changed), show=True)
+    summary = train_images(recipe, engine, CheckpointConfig(folder, changed=changed), show=True)
     if not engine.is_main:
         return
     print(summary["posterior"])

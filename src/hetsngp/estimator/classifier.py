@@ -15,7 +15,7 @@ from sklearn.utils.validation import _check_sample_weight
 
 from hetsngp.fitting.loop import EpochResult, Schedule
 from hetsngp.fitting.progress import Progress
-from hetsngp.fitting.tables import EVAL_ROWS, GP_LEARNING_RATE, Fit, merge_copies, split
+from hetsngp.fitting.tables import EVAL_ROWS, GP_LEARNING_RATE, TableFit, merge_copies, split
 from hetsngp.models.classifier import Classifier
 from hetsngp.models.methods import METHODS, build
 from hetsngp.models.options import Options
@@ -203,7 +203,7 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         report = PosteriorReport(temperature=options.temperature)
         if len(classes) > 1:
             make = functools.partial(self._build, len(classes), seeds[1], device)
-            fit = Fit(make, self._schedule(), self.batch_size, self.patience, (seeds[2], seeds[3]))
+            fit = TableFit(make, self._schedule(), self.batch_size, self.patience, (seeds[2], seeds[3]))
             with Progress(int(self.epochs), 0 if alone else len(pairs), bool(self.verbose)) as progress:
                 model, history, report = (
                     fit.with_one_part(*pairs[0], progress) if alone else fit.in_folds(table, pairs, progress)

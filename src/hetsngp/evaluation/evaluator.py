@@ -18,7 +18,7 @@ import torch
 from hetsngp import metrics
 from hetsngp.evaluation.figures import new_figure
 from hetsngp.evaluation.kept_parts import Parts, model_fingerprint
-from hetsngp.evaluation.predictions import Batches, Rows, check_loader, predict_rows
+from hetsngp.evaluation.predictions import EvaluationBatches, SetPredictions, check_loader, predict_rows
 from hetsngp.evaluation.predictors import Predictor
 from hetsngp.evaluation.report import OutsideSet, Report
 from hetsngp.evaluation.scores import (
@@ -135,7 +135,7 @@ def evaluate(
     return report
 
 
-def _outside(inside: Rows, rows: Rows, names: Iterable[str]) -> OutsideSet:
+def _outside(inside: SetPredictions, rows: SetPredictions, names: Iterable[str]) -> OutsideSet:
     found = {name: detection(inside.scores[name], rows.scores[name]) for name in names}
     return OutsideSet(len(rows), float(rows.confidence.mean()), mean_scores(rows), found)
 
@@ -151,13 +151,13 @@ class _Run:
     fresh: bool
     progress: _Progress
 
-    def rows(self, loader: Any, name: str, *, labelled: bool) -> Rows:
+    def rows(self, loader: Any, name: str, *, labelled: bool) -> SetPredictions:
         """Those kept of an earlier call, or measured and kept."""
-        batches = Batches(loader, name)
+        batches = EvaluationBatches(loader, name)
         fingerprint = self.parts.fingerprint(name, batches)
         kept = None if self.fresh else self.parts.read(name, fingerprint)
         if kept is not None:
-            rows = Rows.of_arrays(kept)
+            rows = SetPredictions.of_arrays(kept)
             self.progress.skip(name, len(rows))
             return rows
         rows = self._predict(batches, labelled=labelled)
@@ -175,20 +175,20 @@ class _Run:
         tell = getattr(sets, "fingerprint", None)  # of a mapping that need not make a set to tell which it is
         told = tell(key) if callable(tell) else None
         # No name for the loader here: it must be gone before the next is made.
-        data: str | Batches = Batches(sets[key], name) if told is None else str(told)
+        data: str | EvaluationBatches = EvaluationBatches(sets[key], name) if told is None else str(told)
         fingerprint = parts.fingerprint(name, data, self.num_bins)
         kept = None if self.fresh else parts.read(name, fingerprint)
         if kept is not None:
             numbers = json.loads(str(kept["numbers"]))
             self.progress.skip(name, numbers["quality"]["rows"])
         else:
-            batches = Batches(sets[key], name) if isinstance(data, str) else data
+            batches = EvaluationBatches(sets[key], name) if isinstance(data, str) else data
             rows = self._predict(batches, labelled=True, doubt=doubt)
             numbers = {"quality": asdict(quality(rows, self.num_bins)), "scores": mean_scores(rows)}
             parts.write(name, fingerprint, {"numbers": np.array(json.dumps(numbers))})
         return CorruptedSet(corruption, severity, Quality(**numbers["quality"]), numbers["scores"])
 
-    def _predict(self, batches: Batches, *, labelled: bool, doubt: bool = True) -> Rows:
+    def _predict(self, batches: EvaluationBatches, *, labelled: bool, doubt: bool = True) -> SetPredictions:
         self.progress.begin(batches.where, num_batches(batches.loader))
         rows = predict_rows(
             self.predictor,

@@ -25,7 +25,7 @@ from torch import nn
 
 from hetsngp.evaluation.cache import code_fingerprint
 from hetsngp.evaluation.fingerprints import Digest, Unseen
-from hetsngp.evaluation.predictions import Batches
+from hetsngp.evaluation.predictions import EvaluationBatches
 from hetsngp.files import write_atomically
 from hetsngp.models.loaders import num_batches
 
@@ -43,7 +43,9 @@ class Parts:
     model: str | None
     settings: str
 
-    def fingerprint(self, name: str, data: Batches | str, num_bins: int | None = None) -> str | None:
+    def fingerprint(
+        self, name: str, data: EvaluationBatches | str, num_bins: int | None = None
+    ) -> str | None:
         """Of all that decides the numbers of a part; None: it is not kept. A text stands for its data;
         ``num_bins`` is for numbers that depend on it.
         """
@@ -101,7 +103,7 @@ def model_fingerprint(model: Any) -> str | None:
         return None
 
 
-def data_fingerprint(batches: Batches) -> str | None:
+def data_fingerprint(batches: EvaluationBatches) -> str | None:
     """Of the first batch, and of all that is plain to see in the loader and its data set."""
     count = num_batches(batches.loader)
     if count is None:

@@ -34,7 +34,7 @@ OF_PROBS = ("total_uncertainty", "one_minus_confidence")
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class SetPredictions:
     """Of n rows in order: each value (n,), in float64 on the CPU; None where there are no such labels."""
 
     num_classes: int
@@ -59,7 +59,7 @@ class Rows:
         return {"num_classes": np.array(self.num_classes), **found}
 
     @staticmethod
-    def of_arrays(arrays: Mapping[str, np.ndarray]) -> Rows:
+    def of_arrays(arrays: Mapping[str, np.ndarray]) -> SetPredictions:
         """What :meth:`arrays` gave."""
         scores = {name: torch.from_numpy(arrays[f"score.{name}"]) for name in SCORES}
         rest = {
@@ -67,10 +67,10 @@ class Rows:
             for name in ("correct", "nll", "brier")
         }
         confidence = torch.from_numpy(arrays["confidence"])
-        return Rows(int(arrays["num_classes"]), confidence, scores, **rest)
+        return SetPredictions(int(arrays["num_classes"]), confidence, scores, **rest)
 
 
-class Batches:
+class EvaluationBatches:
     """The batches of a loader, of which the first is looked at before anything is predicted.
 
     ``where`` names the loader in errors. A loader of ours that augments gives its images as they are.
@@ -136,13 +136,13 @@ def _is_one_batch(x: Any, y: Any) -> bool:
 
 def predict_rows(
     predictor: Predictor,
-    batches: Batches,
+    batches: EvaluationBatches,
     *,
     labelled: bool,
     doubt: bool = True,
     generator: torch.Generator | None = None,
     on_batch: Callable[[int], None] = lambda rows: None,
-) -> Rows:
+) -> SetPredictions:
     """Go through all batches; ``on_batch`` is told the number of rows of each.
 
     Without ``doubt`` labelled rows are predicted by their probabilities alone.
@@ -174,7 +174,7 @@ def predict_rows(
     values["one_minus_confidence"] = 1 - values["confidence"]
     _check(values, batches.where)
     scores = {name: values.pop(name) for name in SCORES if name in values}
-    return Rows(classes, scores=scores, **values)
+    return SetPredictions(classes, scores=scores, **values)
 
 
 def _doubts(prediction: Prediction) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hetsngp.evaluation import report_text
-from hetsngp.evaluation.predictions import Rows
+from hetsngp.evaluation.predictions import SetPredictions
 from hetsngp.evaluation.report_plots import draw_report
 from hetsngp.evaluation.scores import Corrupted, Detection, Quality, Selection
 from hetsngp.files import write_atomically, write_json
@@ -54,7 +54,7 @@ class Report:
     seconds: float = 0.0
     about: Mapping[str, str] = field(default_factory=dict)
     """What was measured on what, by name: the sets, the recipe, versions."""
-    rows: Mapping[str, Rows] = field(default_factory=dict, repr=False, compare=False)
+    rows: Mapping[str, SetPredictions] = field(default_factory=dict, repr=False, compare=False)
     """Values of every row, of "id" and of each "ood NAME"; not in the JSON."""
 
     def summary(self) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hetsngp import metrics
-from hetsngp.evaluation.predictions import SCORES, Rows
+from hetsngp.evaluation.predictions import SCORES, SetPredictions
 
 COVERAGES = (0.80, 0.90, 0.95)
 # Rounding of float32, four times: less spread than this in parts of what a score was computed from is none.
@@ -97,7 +97,7 @@ class Corrupted:
     mean: Means
 
 
-def quality(rows: Rows, num_bins: int) -> Quality:
+def quality(rows: SetPredictions, num_bins: int) -> Quality:
     """Of labelled rows."""
     assert rows.correct is not None
     assert rows.nll is not None
@@ -122,7 +122,7 @@ def wilson(share: Any, count: Any) -> tuple[Any, Any]:
     return middle, (share * (1 - share) / count + 0.25 / count**2) ** 0.5 / (1 + 1 / count)
 
 
-def offered(sets: Iterable[Rows]) -> tuple[str, ...]:
+def offered(sets: Iterable[SetPredictions]) -> tuple[str, ...]:
     """The scores that are not the same for all rows of all sets; and of a model without members not the
     function uncertainty, which is its model uncertainty.
     """
@@ -160,7 +160,7 @@ def selection(doubt: Tensor, correct: Tensor) -> Selection:
     )
 
 
-def mean_scores(rows: Rows) -> dict[str, float]:
+def mean_scores(rows: SetPredictions) -> dict[str, float]:
     """Of every measure of doubt."""
     return {name: float(score.mean()) for name, score in rows.scores.items()}
 

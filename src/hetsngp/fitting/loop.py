@@ -28,7 +28,7 @@ CHECK_EVERY = 50
 
 
 @dataclass
-class Place:
+class TrainState:
     """Where a run is: the epoch under way (from 1), how much of it is done, and its loss so far."""
 
     epoch: int = 1
@@ -71,7 +71,7 @@ class Gradients:
         (loss / group if group > 1 else loss).backward()
         return loss
 
-    def mean_loss(self, place: Place) -> float:
+    def mean_loss(self, place: TrainState) -> float:
         """Over the examples of the epoch so far."""
         return float(place.total) / place.seen
 
@@ -85,7 +85,7 @@ def run_epoch(
     gradients: Gradients,
     loader: Iterable[Any],
     schedule: Schedule,
-    place: Place,
+    place: TrainState,
     *,
     accumulate: int = 1,
     on_update: Callable[[float], None] | None = None,
@@ -126,7 +126,7 @@ def run_epoch(
     return checked_loss(gradients, place, rate)
 
 
-def checked_loss(gradients: Gradients, place: Place, rate: float) -> float:
+def checked_loss(gradients: Gradients, place: TrainState, rate: float) -> float:
     """The mean loss of the epoch so far; NaN and infinity are errors."""
     loss = gradients.mean_loss(place)
     if not math.isfinite(loss):
@@ -233,7 +233,7 @@ def _epochs(
 ) -> Iterator[float]:
     """Train an epoch each time the next loss is asked for."""
     optimizer = schedule.make_optimizer(model)
-    gradients, place = Gradients(model, optimizer, generator), Place()
+    gradients, place = Gradients(model, optimizer, generator), TrainState()
     tell_counts(model, loader)
     optimizer.zero_grad(set_to_none=True)
     model.train()

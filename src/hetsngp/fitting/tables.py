@@ -31,7 +31,7 @@ FEWEST_HELD_OUT = 20
 
 
 @dataclass(frozen=True)
-class Table:
+class TrainingTable:
     """``x`` (n, d); class numbers ``y`` (n,), or multi-hot labels (n, K); positive weights and numbers of
     equal x: (n,) each.
     """
@@ -41,8 +41,8 @@ class Table:
     weight: Any
     group: Any
 
-    def rows(self, index: Any) -> Table:
-        return Table(self.x[index], self.y[index], self.weight[index], self.group[index])
+    def rows(self, index: Any) -> TrainingTable:
+        return TrainingTable(self.x[index], self.y[index], self.weight[index], self.group[index])
 
     def moments(self) -> tuple[Any, Any]:
         """Weighted mean and standard deviation of each column, (d,) each; 1 for a column that is constant."""
@@ -70,20 +70,20 @@ class Table:
         _, place, count = np.unique(self.group, return_inverse=True, return_counts=True)
         return torch.from_numpy(count[place.reshape(-1)] == 1)
 
-    def standardised(self, mean: Any, scale: Any) -> Table:
+    def standardised(self, mean: Any, scale: Any) -> TrainingTable:
         return replace(self, x=(self.x - mean) / scale)
 
-    def of_mean_weight_one(self) -> Table:
+    def of_mean_weight_one(self) -> TrainingTable:
         return replace(self, weight=self.weight / self.weight.mean())
 
-    def batches(self, like: Tensor, size: int, generator: torch.Generator | None = None) -> Batches:
+    def batches(self, like: Tensor, size: int, generator: torch.Generator | None = None) -> TableBatches:
         """Batches in the dtype and on the device of ``like``."""
         y = torch.as_tensor(self.y, dtype=torch.long if self.y.ndim == 1 else like.dtype).to(like.device)
         x, weight = (torch.as_tensor(part).to(like.dtype).to(like.device) for part in (self.x, self.weight))
-        return Batches(x, y, weight, size, generator)
+        return TableBatches(x, y, weight, size, generator)
 
 
-def merge_copies(x: Any, y: Any, weight: Any) -> Table:
+def merge_copies(x: Any, y: Any, weight: Any) -> TrainingTable:
     """Equal rows of one class become one row, their weights added, in an order that the values decide.
 
     So a weight and that many copies are the same data to all that follows, whatever order they came in. Rows
@@ -95,10 +95,10 @@ def merge_copies(x: Any, y: Any, weight: Any) -> Table:
     group = np.unique(as_bytes, return_inverse=True)[1].reshape(-1)
     pair = group * (int(y.max()) + 1) + y
     _, first, row = np.unique(pair, return_index=True, return_inverse=True)
-    return Table(x[first], y[first], np.bincount(row.reshape(-1), weights=weight), group[first])
+    return TrainingTable(x[first], y[first], np.bincount(row.reshape(-1), weights=weight), group[first])
 
 
-def split(table: Table, fraction: float, seed: int) -> list[tuple[Table, Table]]:
+def split(table: TrainingTable, fraction: float, seed: int) -> list[tuple[TrainingTable, TrainingTable]]:
     """(training, held-out) pairs, the classes in proportion as far as that goes; none leaves training.
 
     One pair where ``fraction`` makes a held-out part large enough to stop and to calibrate by; on a small
@@ -132,14 +132,14 @@ def split(table: Table, fraction: float, seed: int) -> list[tuple[Table, Table]]
     return pairs
 
 
-def _hold_out(table: Table, groups: Any) -> tuple[Table, Table]:
+def _hold_out(table: TrainingTable, groups: Any) -> tuple[TrainingTable, TrainingTable]:
     held_out = np.isin(table.group, groups)
     lost = ~np.isin(table.strata, table.strata[~held_out])  # rows of a class that training would not meet
     held_out &= ~np.isin(table.group, table.group[lost])
     return table.rows(~held_out), table.rows(held_out)
 
 
-class Batches:
+class TableBatches:
     """Batches (x, y, weight) of nearly equal size, in a new order each time where there is a generator.
 
     Plain slices of tensors: a DataLoader takes longer to collate a batch than a small network to learn it.
@@ -169,7 +169,7 @@ Fitted = tuple[Classifier, list[EpochResult], PosteriorReport]
 
 
 @dataclass(frozen=True)
-class Fit:
+class TableFit:
     """``make`` gives a new model, the same each time; ``seeds``: the order of rows, integration points."""
 
     make: Callable[[], Classifier]
@@ -184,7 +184,7 @@ class Fit:
     tolerance: float = TOLERANCE
     """Nats of held-out NLL that a larger posterior scale may cost in any case."""
 
-    def with_one_part(self, training: Table, held_out: Table, progress: Progress) -> Fitted:
+    def with_one_part(self, training: TrainingTable, held_out: TrainingTable, progress: Progress) -> Fitted:
         """One model, stopped (if by steps) and calibrated by one held-out part."""
         model, history = self._train(training, self.schedule, progress, held_out)
         rows = _rows(model, training)
@@ -194,7 +194,9 @@ class Fit:
         )
         return model, history, report
 
-    def in_folds(self, table: Table, pairs: Sequence[tuple[Table, Table]], progress: Progress) -> Fitted:
+    def in_folds(
+        self, table: TrainingTable, pairs: Sequence[tuple[TrainingTable, TrainingTable]], progress: Progress
+    ) -> Fitted:
         """A model of all rows, trained for as long as served the models of the folds, and calibrated by them;
         without folds for all epochs, and not calibrated.
         """
@@ -230,7 +232,11 @@ class Fit:
         return model, history, report
 
     def _train(
-        self, training: Table, schedule: Schedule, progress: Progress, held_out: Table | None = None
+        self,
+        training: TrainingTable,
+        schedule: Schedule,
+        progress: Progress,
+        held_out: TrainingTable | None = None,
     ) -> tuple[Classifier, list[EpochResult]]:
         model = self._model(training) if held_out is None else self._model(training, held_out)
         batches = self._batches(model, training)
@@ -252,8 +258,8 @@ class Fit:
     def _descend(
         self,
         models: Sequence[Classifier],
-        batches: Sequence[Batches],
-        held_out: Sequence[Batches],
+        batches: Sequence[TableBatches],
+        held_out: Sequence[TableBatches],
         progress: Progress,
     ) -> list[EpochResult]:
         return descend(
@@ -265,7 +271,7 @@ class Fit:
             on_epoch=progress,
         )
 
-    def _model(self, training: Table, *others: Table) -> Classifier:
+    def _model(self, training: TrainingTable, *others: TrainingTable) -> Classifier:
         """A new model for ``training``; features that go straight into a head are looked at first."""
         model = self.make()
         model.dataset_size = float(training.weight.sum())
@@ -275,7 +281,7 @@ class Fit:
             model.head.adapt(h, also, torch.Generator().manual_seed(self.seeds[0]))
         return model
 
-    def _batches(self, model: Classifier, training: Table) -> Batches:
+    def _batches(self, model: Classifier, training: TrainingTable) -> TableBatches:
         # Of mean one, so that a step does not depend on the unit of the weights.
         training = training.of_mean_weight_one()
         if self.to_the_mode:
@@ -292,5 +298,5 @@ class Fit:
         return torch.Generator().manual_seed(self.seeds[1])
 
 
-def _rows(model: Classifier, table: Table) -> Batches:
+def _rows(model: Classifier, table: TrainingTable) -> TableBatches:
     return table.batches(model.temperature, EVAL_ROWS)

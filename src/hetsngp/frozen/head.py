@@ -15,7 +15,7 @@ import torch
 from hetsngp.fitting.lbfgs import MOST_LOOKS, has_mode
 from hetsngp.fitting.loop import Schedule
 from hetsngp.fitting.progress import Progress, RowProgress, at_a_terminal
-from hetsngp.fitting.tables import GP_LEARNING_RATE, Fit, Table, split
+from hetsngp.fitting.tables import GP_LEARNING_RATE, TableFit, TrainingTable, split
 from hetsngp.frozen.features import FeatureSet, extract_features, remembered_features
 from hetsngp.models.classifier import Classifier
 from hetsngp.models.components import kind_of
@@ -132,7 +132,7 @@ def fit_head(
     if patience is not None and epochs is None:
         patience = max(patience, schedule.epochs // 5)
     to_the_mode = not by_steps and has_mode(sample, len(table.y) + sum(len(part.y) for _, part in pairs))
-    fit = Fit(make, schedule, batch_size, patience, (seeds[2], seeds[3]), False, to_the_mode, TOLERANCE)
+    fit = TableFit(make, schedule, batch_size, patience, (seeds[2], seeds[3]), False, to_the_mode, TOLERANCE)
     length = MOST_LOOKS if to_the_mode else schedule.epochs
     with Progress(length, 0 if len(pairs) == 1 else len(pairs), show) as watch:
         if len(pairs) == 1:
@@ -204,7 +204,7 @@ def _features(model: Classifier, sample: Classifier, data: Any, where: str, show
     return remembered_features(model, data, extract)
 
 
-def _table(sample: Classifier, features: FeatureSet, where: str) -> Table:
+def _table(sample: Classifier, features: FeatureSet, where: str) -> TrainingTable:
     """Rows as the fit takes them; equal ones are known by their features."""
     h, weight = features.h.detach().cpu(), features.weight
     h = h.float() if h.dtype in (torch.float16, torch.bfloat16) else h
@@ -224,7 +224,7 @@ def _table(sample: Classifier, features: FeatureSet, where: str) -> Table:
     weights = torch.ones(len(h)) if weight is None else check_weight(weight, len(h))
     keys = row_keys(h, 1e-4 * h.square().mean().sqrt().clamp_min(1e-12))
     group = np.unique(keys.numpy(), return_inverse=True)[1].reshape(-1)
-    table = Table(h.numpy(), y.cpu().numpy(), weights.cpu().double().numpy(), group)
+    table = TrainingTable(h.numpy(), y.cpu().numpy(), weights.cpu().double().numpy(), group)
     table = table.rows(table.weight > 0)
     if len(table.y) == 0:
         raise ValueError(f"every weight of {where} is zero: give some examples a positive weight")

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hetsngp.functional.sampling import BLOCK, MILD_VARIANCE, Points, point_chunks, row_chunks
+from hetsngp.functional.sampling import BLOCK, MILD_VARIANCE, IntegrationPoints, point_chunks, row_chunks
 
 # Below this q_y is taken from its logarithm, before float32 loses it.
 _SMALLEST = 1e-30
@@ -117,7 +117,7 @@ class LabelNLL(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        points: Points,
+        points: IntegrationPoints,
         count: int,
         y: Tensor,
         mean: Tensor,
@@ -139,7 +139,7 @@ class LabelNLL(torch.autograd.Function):
         return (None, None, None, *out)
 
 
-def _by_kind(points: Points, count: int, y: Tensor, u: _Gaussian) -> tuple[Tensor, list[Tensor]]:
+def _by_kind(points: IntegrationPoints, count: int, y: Tensor, u: _Gaussian) -> tuple[Tensor, list[Tensor]]:
     """Each row in the forms it chose, rows of the same choice together."""
     mild_diagonal, mild_factor = u.mild()
     nll = torch.empty_like(u.mean[:, 0])
@@ -157,7 +157,7 @@ def _by_kind(points: Points, count: int, y: Tensor, u: _Gaussian) -> tuple[Tenso
     return nll, grads
 
 
-def _by_both(points: Points, count: int, y: Tensor, u: _Gaussian) -> tuple[Tensor, list[Tensor]]:
+def _by_both(points: IntegrationPoints, count: int, y: Tensor, u: _Gaussian) -> tuple[Tensor, list[Tensor]]:
     """Every row in both forms, of which it gets the ones it chose: no one need know how many chose which."""
     nll, along = _value_and_gradient(points, count, y, u, _ByPrice(diagonal=False, factor=False))
     _, price = _value_and_gradient(points, count, y, u, _ByPrice(diagonal=True, factor=True))
@@ -167,7 +167,7 @@ def _by_both(points: Points, count: int, y: Tensor, u: _Gaussian) -> tuple[Tenso
 
 
 def _value_and_gradient(
-    points: Points, count: int, y: Tensor, u: _Gaussian, by_price: _ByPrice
+    points: IntegrationPoints, count: int, y: Tensor, u: _Gaussian, by_price: _ByPrice
 ) -> tuple[Tensor, list[Tensor]]:
     sums = _Sums.zeros(u.mean, u.rank)
     classes, device = u.mean.shape[1], u.mean.device

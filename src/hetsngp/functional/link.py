@@ -15,7 +15,7 @@ from hetsngp.functional.laplace import contrast_basis
 from hetsngp.functional.quadrature import expected_log_sigmoid, log_expected_sigmoid
 from hetsngp.functional.sampling import (
     MILD_VARIANCE,
-    Points,
+    IntegrationPoints,
     StreamedLogSoftmax,
     draw_seed,
     pack,
@@ -88,7 +88,7 @@ def softmax_log_probs(
     rank, diagonal = spread(utility)
     if rank + diagonal == 0:
         return torch.log_softmax(utility.mean, -1)
-    points = Points(
+    points = IntegrationPoints(
         sampler, rank, diagonal, draw_seed(generator) if seed is None else seed, part_of(generator)
     )
     flip = random_signs(points, utility.mean.shape[0], utility.mean) if decorrelate else None
@@ -132,7 +132,7 @@ def softmax_nll(
             decorrelate=decorrelate,
         )
         return -log_probs.gather(1, y.unsqueeze(1)).squeeze(1)
-    points = Points(
+    points = IntegrationPoints(
         sampler, rank, diagonal, draw_seed(generator) if seed is None else seed, part_of(generator)
     )
     std = utility.var.sqrt() if diagonal else None
@@ -210,7 +210,7 @@ def softmax_probs(
     if sampler == "sobol" and classes <= CONTRAST_CLASSES:
         utility = in_contrasts(utility)
         rank, diagonal = classes - 1, 0
-    points = Points(sampler, rank, diagonal, seed)
+    points = IntegrationPoints(sampler, rank, diagonal, seed)
     mild = none.bool()
     if sampler == "sobol" and classes > CONTRAST_CLASSES:
         mild = utility.marginal_variance().amax(-1) <= MILD_VARIANCE
@@ -231,7 +231,7 @@ def softmax_probs(
 
 def _adaptive(
     utility: UtilityNormal,
-    points: Points,
+    points: IntegrationPoints,
     target_error: float,
     max_points: int,
     controlled: bool,

@@ -63,7 +63,7 @@ def _latin_hypercube(
 
 
 @dataclass(frozen=True)
-class Points:
+class IntegrationPoints:
     """A reproducible stream of normal points: equal fields and indices give equal points.
 
     ``rank``: coordinates of the factor (R); ``diagonal``: coordinates of the diagonal (K, or 0). Replicates
@@ -131,7 +131,7 @@ class Points:
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
-    """A seed for :class:`Points` from ``generator``, or from torch's default generator."""
+    """A seed for :class:`IntegrationPoints` from ``generator``, or from torch's default generator."""
     device = "cpu" if generator is None else generator.device
     return int(torch.randint(2**62, (), generator=generator, device=device).item())
 
@@ -266,7 +266,9 @@ def unpack(tensors: list[Tensor | None]) -> tuple[UtilityNormal, Tensor]:
 def sample(utility: UtilityNormal, count: int, *, sampler: str = "sobol", seed: int = 0) -> Tensor:
     """Draws of u at ``count`` integration points: (B, count, K), held at once."""
     rank, diagonal = spread(utility)
-    eps_factor, eps_diagonal = Points(sampler, rank, diagonal, seed).block(0, count, like=utility.mean)
+    eps_factor, eps_diagonal = IntegrationPoints(sampler, rank, diagonal, seed).block(
+        0, count, like=utility.mean
+    )
     return _draw(utility, utility.var.sqrt(), eps_factor, eps_diagonal).expand(-1, count, -1)
 
 
@@ -279,7 +281,12 @@ class StreamedLogSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, points: Points, count: int, likelihood: str, flip: Tensor | None, *tensors: Tensor | None
+        ctx: Any,
+        points: IntegrationPoints,
+        count: int,
+        likelihood: str,
+        flip: Tensor | None,
+        *tensors: Tensor | None,
     ) -> Tensor:
         utility, std = unpack(list(tensors))
         batch, classes = utility.mean.shape
@@ -336,7 +343,9 @@ def _rows_of(tensor: Tensor, position: int, rows: slice) -> Tensor:
     return tensor if shared else tensor[rows]
 
 
-def stream(utility: UtilityNormal, points: Points, count: int, flip: Tensor | None) -> Iterator[Any]:
+def stream(
+    utility: UtilityNormal, points: IntegrationPoints, count: int, flip: Tensor | None
+) -> Iterator[Any]:
     """Yield (ε_R, ε_K, rows, utility of the rows) until every row has met every point once."""
     for start in range(0, count, BLOCK):
         size = min(BLOCK, count - start)
@@ -353,7 +362,7 @@ def stream(utility: UtilityNormal, points: Points, count: int, flip: Tensor | No
                 yield e_factor, e_diagonal, rows, part
 
 
-def random_signs(points: Points, batch: int, like: Tensor) -> Tensor:
+def random_signs(points: IntegrationPoints, batch: int, like: Tensor) -> Tensor:
     """A random sign for every coordinate of every row: the rows' integration errors become uncorrelated."""
     generator = torch.Generator(device=like.device).manual_seed(points.seed)
     index, parts = points.part
@@ -364,7 +373,7 @@ def random_signs(points: Points, batch: int, like: Tensor) -> Tensor:
 
 def replicate_sums(
     utility: UtilityNormal,
-    points: Points,
+    points: IntegrationPoints,
     start: int,
     count: int,
     replicates: int,

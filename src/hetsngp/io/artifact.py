@@ -46,7 +46,7 @@ def describe(model: Classifier) -> dict[str, Any]:
 
 
 @dataclass
-class Saved:
+class SavedModel:
     """A model, or a whole ensemble, as it was found: its entry in the config and its tensors."""
 
     entry: Any
@@ -66,7 +66,7 @@ class Saved:
             file = self.folder / CONFIG
             raise ArtifactError(f"{file} does not describe a model: {self.name}{error}") from error
 
-    def members(self) -> list[Saved]:
+    def members(self) -> list[SavedModel]:
         """The members of an ensemble; every tensor belongs to one of them."""
         entries = self.entry["members"]
         if not isinstance(entries, list) or not entries or "model" in self.entry:
@@ -77,7 +77,9 @@ class Saved:
             if match is None or int(match[1]) >= len(entries):
                 raise self.misfit(f"unexpected [{name!r}] for {len(entries)} members")
             tensors[int(match[1])][match[2]] = tensor
-        return [Saved(entry, tensors[i], self.folder, f"member {i + 1}: ") for i, entry in enumerate(entries)]
+        return [
+            SavedModel(entry, tensors[i], self.folder, f"member {i + 1}: ") for i, entry in enumerate(entries)
+        ]
 
     @property
     def is_known(self) -> bool:
@@ -230,7 +232,7 @@ def load(
     """
     _check_networks(backbone)
     config, tensors = storage.read(Path(path))
-    whole, alone = Saved(config, tensors, Path(path)), "members" not in config
+    whole, alone = SavedModel(config, tensors, Path(path)), "members" not in config
     with whole.reading():
         parts = [whole] if alone else whole.members()
     _check_count(backbone, None if alone else len(parts))

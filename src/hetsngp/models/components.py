@@ -24,7 +24,7 @@ DEFAULT_BOUND = {"mlp": 0.95, "convolutional": 6.0, "attention": None}
 
 
 @dataclass(frozen=True)
-class Parts:
+class Components:
     """What a recipe is composed of."""
 
     backbone: nn.Module
@@ -46,7 +46,7 @@ class Parts:
             if widened is not None and any(self.backbone.get_submodule(n) is widened[0] for n in fresh):
                 tighten_for_tiles(widened[0], self.members)
 
-    def for_members(self) -> Parts:
+    def for_members(self) -> Components:
         """The same for ``num_members`` inputs and heads; widens the backbone's first layer, in place."""
         members = self.options.num_members
         widen_inputs(self.backbone, members, generator=self.generator)

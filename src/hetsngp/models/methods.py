@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hetsngp.models.classifier import Classifier
-from hetsngp.models.components import Parts, check_members
+from hetsngp.models.components import Components, check_members
 from hetsngp.models.ensemble import Ensemble
 from hetsngp.models.multi_input import MultiInput
 from hetsngp.models.options import Options
@@ -26,9 +26,9 @@ class Method:
     """A recipe, its name in a figure, and the function that composes its head."""
 
     title: str
-    compose: Callable[[Parts], Head]
+    compose: Callable[[Components], Head]
 
-    def __call__(self, parts: Parts) -> Head:
+    def __call__(self, parts: Components) -> Head:
         return self.compose(parts)
 
 
@@ -36,10 +36,10 @@ METHODS: dict[str, Method] = {}
 """Every method by its name; loops, evaluation, estimator and command line know them from here only."""
 
 
-def method(title: str) -> Callable[[Callable[[Parts], Head]], Callable[[Parts], Head]]:
+def method(title: str) -> Callable[[Callable[[Components], Head]], Callable[[Components], Head]]:
     """Enter a recipe in :data:`METHODS` under the name of its function."""
 
-    def enter(compose: Callable[[Parts], Head]) -> Callable[[Parts], Head]:
+    def enter(compose: Callable[[Components], Head]) -> Callable[[Components], Head]:
         METHODS[compose.__name__] = Method(title, compose)
         return compose
 
@@ -47,27 +47,27 @@ def method(title: str) -> Callable[[Callable[[Parts], Head]], Callable[[Parts], 
 
 
 @method("Deterministic")
-def deterministic(parts: Parts) -> Head:
+def deterministic(parts: Components) -> Head:
     """Linear latent, no noise: the ordinary classifier."""
     return parts.gaussian(parts.linear())
 
 
 @method("Heteroscedastic")
-def heteroscedastic(parts: Parts) -> Head:
+def heteroscedastic(parts: Components) -> Head:
     """Linear latent, label noise (Collier et al. 2021)."""
     latent = parts.linear()
     return parts.gaussian(latent, parts.noise(latent))
 
 
 @method("SNGP")
-def sngp(parts: Parts) -> Head:
+def sngp(parts: Components) -> Head:
     """Bounded backbone and a GP (Liu et al. 2020)."""
     parts.bound_backbone()
     return parts.gaussian(parts.gp())
 
 
 @method("HetSNGP")
-def hetsngp(parts: Parts) -> Head:
+def hetsngp(parts: Components) -> Head:
     """Bounded backbone, a GP, and label noise on top of it: the paper."""
     parts.bound_backbone()
     latent = parts.gp()
@@ -75,19 +75,19 @@ def hetsngp(parts: Parts) -> Head:
 
 
 @method("Posterior Network")
-def posterior_network(parts: Parts) -> Head:
+def posterior_network(parts: Components) -> Head:
     """A Dirichlet from one density a class (Charpentier et al. 2020)."""
     return parts.dirichlet()
 
 
 @method("MIMO")
-def mimo(parts: Parts) -> Head:
+def mimo(parts: Components) -> Head:
     """M inputs, M linear heads, one backbone (Havasi et al. 2021)."""
     return deterministic(parts.for_members())
 
 
 @method("HetSNGP + MIMO")
-def hetsngp_mimo(parts: Parts) -> Head:
+def hetsngp_mimo(parts: Components) -> Head:
     """M inputs, M HetSNGP heads, one backbone: what the paper leaves to future work."""
     return hetsngp(parts.for_members())
 
@@ -155,7 +155,7 @@ def make_head(
     generator: torch.Generator | None = None,
 ) -> Head:
     """The head of ``method`` for the features of ``backbone``, which is prepared for it, in place."""
-    head = METHODS[method](Parts(backbone, _num_features(backbone), num_classes, options, generator))
+    head = METHODS[method](Components(backbone, _num_features(backbone), num_classes, options, generator))
     if options.class_counts is not None:
         head.set_class_counts(check_class_counts(options.class_counts, num_classes))
     elif options.dataset_size is not None:

@@ -7,6 +7,6 @@ their own.
 
 from hetsngp.paper.reproduction import plan_of, reproduce
 from hetsngp.paper.results import Result
-from hetsngp.paper.tables import TABLES, Table
+from hetsngp.paper.tables import TABLES, PaperTable
 
-__all__ = ["TABLES", "Result", "Table", "plan_of", "reproduce"]
+__all__ = ["TABLES", "PaperTable", "Result", "plan_of", "reproduce"]

@@ -35,7 +35,7 @@ from hetsngp.io.storage import CONFIG
 from hetsngp.models.classifier import to_device
 from hetsngp.models.ensemble import Ensemble
 from hetsngp.paper.sets import DETECTION, Probe, Sets
-from hetsngp.paper.tables import Column
+from hetsngp.paper.tables import PaperColumn
 from hetsngp.serving.bundle import open_run
 
 ONE_THOUSAND = ("imagenet", "imagenet-c", "imagenet-a", "imagenet-r", "imagenet-v2")
@@ -231,7 +231,7 @@ class Measuring:
         return self.candidate.measured / f"{plain}{own}.json"
 
 
-def value_of(column: Column, sets: Sets, data: str, found: Mapping[Probe, Any]) -> float | None:
+def value_of(column: PaperColumn, sets: Sets, data: str, found: Mapping[Probe, Any]) -> float | None:
     """The number of a column, of what was ``found`` of its sets; None where one is missing.
 
     Of corrupted sets it is the mean, each counted once.

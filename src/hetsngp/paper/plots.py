@@ -8,7 +8,7 @@ from typing import Any
 
 from hetsngp.evaluation.figures import new_figure, save_figure
 from hetsngp.paper.results import Cell, Result
-from hetsngp.paper.tables import Column, Part
+from hetsngp.paper.tables import PaperColumn, PaperPart
 
 # Okabe and Ito's blue and vermilion; the paper's marks are hollow besides.
 OURS, PAPERS = "#0072B2", "#D55E00"
@@ -48,11 +48,11 @@ def _across(panels: int) -> int:
     return math.ceil(panels / rows)
 
 
-def _height(part: Part) -> float:
+def _height(part: PaperPart) -> float:
     return 2.6 if part.axis is not None else max(1.6, 0.3 * len(part.rows) + 1.3)
 
 
-def _dots(ax: Any, result: Result, part: Part, column: Column) -> None:
+def _dots(ax: Any, result: Result, part: PaperPart, column: PaperColumn) -> None:
     """A row a method, the first on top: ours filled above, the paper's hollow below."""
     count = len(part.rows)
     for place, row in enumerate(part.rows):
@@ -67,7 +67,7 @@ def _dots(ax: Any, result: Result, part: Part, column: Column) -> None:
     _few_ticks(ax.xaxis)
 
 
-def _line(ax: Any, result: Result, part: Part, column: Column) -> None:
+def _line(ax: Any, result: Result, part: PaperPart, column: PaperColumn) -> None:
     """Over the values that the rows are of, on a logarithmic axis."""
     rows = sorted(part.rows, key=lambda row: float(row.name))
     for whose in (0, 1):

@@ -22,7 +22,7 @@ from hetsngp.paper.results import Asked, Result
 from hetsngp.paper.runs import FINISHED, TO_DO, TableRun, all_runs, check_changes, merge, runs_of, train
 from hetsngp.paper.sets import Probe, Sets, all_probes, find_sets
 from hetsngp.paper.synthetic.table import FIRST_SEED, reproduce_synthetic, synthetic_states
-from hetsngp.paper.tables import TABLES, Part, Row
+from hetsngp.paper.tables import TABLES, PaperPart, PaperRow
 from hetsngp.validation import check_choice, check_positive
 
 
@@ -182,7 +182,7 @@ class _Work:
     runs: int
     """All that the table needs."""
 
-    def fill(self, part: Part, row: Row, seed: int) -> None:
+    def fill(self, part: PaperPart, row: PaperRow, seed: int) -> None:
         """A row of one seed: train what it needs, measure what is missing, keep the table as it is."""
         runs = runs_of(row, self.result.asked.changes, seed)
         for run in runs:
@@ -224,7 +224,7 @@ class _Work:
             "posterior": summary["posterior"],
         }
 
-    def _candidate(self, row: Row, runs: Sequence[TableRun]) -> Candidate:
+    def _candidate(self, row: PaperRow, runs: Sequence[TableRun]) -> Candidate:
         folders = tuple(run.folder(self.out) for run in runs)
         home = folders[0]
         if len(runs) > 1:

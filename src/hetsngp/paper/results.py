@@ -14,7 +14,16 @@ from typing import Any
 import torch
 
 from hetsngp.files import write_atomically, write_json
-from hetsngp.paper.tables import NO_MATTER, SOURCE, TABLES, Column, Part, Row, Table, printed
+from hetsngp.paper.tables import (
+    NO_MATTER,
+    SOURCE,
+    TABLES,
+    PaperColumn,
+    PaperPart,
+    PaperRow,
+    PaperTable,
+    printed,
+)
 
 # Of a difference between numbers of three digits, so that equal ones are equal.
 ROUNDING = 1e-9
@@ -50,7 +59,7 @@ class Cell:
 class Asked:
     """What of a table was asked for."""
 
-    table: Table
+    table: PaperTable
     """With the rows that were chosen."""
     seeds: tuple[int, ...]
     changes: tuple[str, ...] = ()
@@ -100,20 +109,20 @@ class Result:
     """What every training was, and took."""
 
     @property
-    def table(self) -> Table:
+    def table(self) -> PaperTable:
         """What it is of."""
         return self.asked.table
 
-    def add(self, part: Part, row: Row, column: Column, seed: int, value: float) -> None:
+    def add(self, part: PaperPart, row: PaperRow, column: PaperColumn, seed: int, value: float) -> None:
         """One number."""
         self.values.setdefault((part.name, row.name, column.name), {})[seed] = value
 
-    def cell(self, part: Part, row: Row, column: Column) -> Cell:
+    def cell(self, part: PaperPart, row: PaperRow, column: PaperColumn) -> Cell:
         """Ours and the paper's."""
         found = self.values.get((part.name, row.name, column.name), {})
         return Cell(dict(sorted(found.items())), printed(part.name, row.name, column.name))
 
-    def best(self, part: Part, column: Column) -> set[str]:
+    def best(self, part: PaperPart, column: PaperColumn) -> set[str]:
         """Rows within one standard error of the best row, its own: what the paper prints in bold.
 
         Of single runs it is the best alone.
@@ -151,7 +160,7 @@ class Result:
             "versions": versions(),
         }
 
-    def _part(self, part: Part) -> dict[str, Any]:
+    def _part(self, part: PaperPart) -> dict[str, Any]:
         columns = {c.name: {"title": c.title, "metric": c.metric, "data": c.data} for c in part.columns}
         rows = {}
         for row in part.rows:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hetsngp.paper.tables import NO_MATTER, Row, Table
+from hetsngp.paper.tables import NO_MATTER, PaperRow, PaperTable
 
 FINISHED, BEGUN, TO_DO, OTHER = "finished", "begun", "to do", "finished with other settings"
 OF_THE_TABLE = ("data", "method", "seed")
@@ -62,7 +62,7 @@ def described(recipe: Any) -> dict[str, Any]:
     return found
 
 
-def runs_of(row: Row, changes: Sequence[str], seed: int) -> tuple[TableRun, ...]:
+def runs_of(row: PaperRow, changes: Sequence[str], seed: int) -> tuple[TableRun, ...]:
     """Of a row: one run, or as many as its ensemble has members, with seeds of their own.
 
     >>> row = Row("sngp", "SNGP Ensemble", "imagenet/sngp", members=4)
@@ -87,7 +87,7 @@ def merge(changes: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{key}={value}" for key, value in found.items())
 
 
-def check_changes(table: Table, changes: Sequence[str]) -> None:
+def check_changes(table: PaperTable, changes: Sequence[str]) -> None:
     """Refuse those that are not for the caller to say."""
     varied = {text.partition("=")[0] for part in table.parts for row in part.rows for text in row.changes}
     for change in changes:
@@ -99,7 +99,7 @@ def check_changes(table: Table, changes: Sequence[str]) -> None:
             )
 
 
-def all_runs(table: Table, changes: Sequence[str], seeds: int) -> Iterator[TableRun]:
+def all_runs(table: PaperTable, changes: Sequence[str], seeds: int) -> Iterator[TableRun]:
     """Every run once, the first seed of every row first, so that there is soon a table to look at."""
     seen: set[TableRun] = set()
     for seed in range(seeds):
@@ -113,8 +113,8 @@ def all_runs(table: Table, changes: Sequence[str], seeds: int) -> Iterator[Table
 
 def train(run: TableRun, out: Path, engine: Any, show: bool | None) -> dict[str, Any]:
     """Train what is left of it; the summary. A finished run is not touched."""
-    from hetsngp.training.config import Keep
+    from hetsngp.training.config import CheckpointConfig
     from hetsngp.training.images import train_images
 
-    summary: dict[str, Any] = train_images(run.read(), engine, Keep(run.folder(out)), show=show)
+    summary: dict[str, Any] = train_images(run.read(), engine, CheckpointConfig(run.folder(out)), show=show)
     return summary

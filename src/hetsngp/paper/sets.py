@@ -15,7 +15,7 @@ from hetsngp.data.datasets.registry import open_data
 from hetsngp.data.images.folders import image_names
 from hetsngp.data.preprocessing import is_made
 from hetsngp.data.sources import open_set
-from hetsngp.paper.tables import FAR, Column, Table
+from hetsngp.paper.tables import FAR, PaperColumn, PaperTable
 
 CORRUPTED = (*FOLDERS, "imagenet-c")
 DETECTION = ("auroc", "fpr95")
@@ -58,11 +58,11 @@ class Sets:
     sizes: Mapping[str, int]
     """Of the others."""
 
-    def spec(self, column: Column) -> str:
+    def spec(self, column: PaperColumn) -> str:
         """What the column is measured on."""
         return self.far if column.data == FAR else column.data
 
-    def probes(self, column: Column, data: str) -> tuple[Probe, ...]:
+    def probes(self, column: PaperColumn, data: str) -> tuple[Probe, ...]:
         """The sets behind a column of a model trained on ``data``: one, all corrupted ones, or both sides."""
         spec = self.spec(column)
         if column.metric in DETECTION:
@@ -73,7 +73,7 @@ class Sets:
             return tuple(Probe(spec, key, made=made, size=size) for key, size in keys.items())
         return (Probe(spec, size=self.sizes.get(spec)),)
 
-    def notes(self, table: Table) -> list[str]:
+    def notes(self, table: PaperTable) -> list[str]:
         """What a reader must know of them."""
         found = []
         if self.far != "places365" and any(c.data == FAR for part in table.parts for c in part.columns):
@@ -91,7 +91,7 @@ class Sets:
         return found
 
 
-def find_sets(table: Table, training: Iterable[str], far: str, root: str | Path | None = None) -> Sets:
+def find_sets(table: PaperTable, training: Iterable[str], far: str, root: str | Path | None = None) -> Sets:
     """Open every set of the table, or raise the error that says what to put where.
 
     ``training``: the sets that something is still to be trained on.
@@ -138,6 +138,6 @@ def _open_far(far: str, root: Any) -> int:
         ) from error
 
 
-def all_probes(columns: Sequence[Column], sets: Sets, data: str) -> tuple[Probe, ...]:
+def all_probes(columns: Sequence[PaperColumn], sets: Sets, data: str) -> tuple[Probe, ...]:
     """Those of several columns, each once."""
     return tuple(dict.fromkeys(probe for column in columns for probe in sets.probes(column, data)))

@@ -38,7 +38,7 @@ NO_MATTER = ("hardware.", "workers")
 
 
 @dataclass(frozen=True)
-class Column:
+class PaperColumn:
     """A number of every row."""
 
     name: str
@@ -57,7 +57,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Row:
+class PaperRow:
     """A training, of which there is one for each seed."""
 
     name: str
@@ -72,27 +72,27 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Part:
+class PaperPart:
     """What the paper prints as one table; the ablations are four."""
 
     name: str
     """In ``paper.json``."""
     title: str
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    columns: tuple[PaperColumn, ...]
+    rows: tuple[PaperRow, ...]
     axis: str | None = None
     """What the rows are values of, where they are numbers."""
 
 
 @dataclass(frozen=True)
-class Table:
+class PaperTable:
     """One command's worth."""
 
     name: str
     title: str
     seeds: int
     """The paper's number of runs."""
-    parts: tuple[Part, ...]
+    parts: tuple[PaperPart, ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -101,10 +101,10 @@ class Table:
         return tuple(r.name for r in self.parts[0].rows) if len(self.parts) == 1 else tuple(self._short)
 
     @property
-    def _short(self) -> dict[str, Part]:
+    def _short(self) -> dict[str, PaperPart]:
         return {part.name.removeprefix(f"{self.name}-"): part for part in self.parts}
 
-    def only(self, names: Sequence[str] | None) -> Table:
+    def only(self, names: Sequence[str] | None) -> PaperTable:
         """The same with the rows (of the ablations: the parts) of these names; all for None.
 
         >>> [row.title for row in TABLES["imagenet"].only(["sngp", "hetsngp"]).parts[0].rows]
@@ -137,23 +137,24 @@ _ALL_CLASSES = (
 )
 
 
-def _quality(data: str, name: str, title: str, kinds: Sequence[str] = tuple(_QUALITY)) -> list[Column]:
+def _quality(data: str, name: str, title: str, kinds: Sequence[str] = tuple(_QUALITY)) -> list[PaperColumn]:
     return [
-        Column(f"{name}_{kind}", f"{title} {_QUALITY[kind][0]}", _QUALITY[kind][1], data) for kind in kinds
+        PaperColumn(f"{name}_{kind}", f"{title} {_QUALITY[kind][0]}", _QUALITY[kind][1], data)
+        for kind in kinds
     ]
 
 
-def _outside(data: str, name: str, title: str) -> list[Column]:
+def _outside(data: str, name: str, title: str) -> list[PaperColumn]:
     return [
-        Column(f"{name}_auroc", f"{title}-ROC", "auroc", data),
-        Column(f"{name}_fpr95", f"{title}-FPR95", "fpr95", data),
+        PaperColumn(f"{name}_auroc", f"{title}-ROC", "auroc", data),
+        PaperColumn(f"{name}_fpr95", f"{title}-FPR95", "fpr95", data),
     ]
 
 
-def _methods(part: str, folder: str, suffix: str = "", members: int = 1) -> tuple[Row, ...]:
+def _methods(part: str, folder: str, suffix: str = "", members: int = 1) -> tuple[PaperRow, ...]:
     """A row for each method that the paper has there, in its order."""
     return tuple(
-        Row(
+        PaperRow(
             name,
             (TITLES[name].rstrip(".") if suffix else TITLES[name]) + suffix,
             f"{folder}/{name}",
@@ -177,14 +178,14 @@ _BASE: Mapping[str, Any] = {
 
 def _ablation(
     name: str, title: str, axis: str | None, key: str, values: Mapping[str, tuple[str, Any]]
-) -> Part:
+) -> PaperPart:
     """``values``: row → its title and the value of ``key``."""
     rows = [
-        Row(row, text, "imagenet/hetsngp", tuple(f"{k}={v}" for k, v in {**_BASE, key: value}.items()))
+        PaperRow(row, text, "imagenet/hetsngp", tuple(f"{k}={v}" for k, v in {**_BASE, key: value}.items()))
         for row, (text, value) in values.items()
     ]
     columns = [replace(c, name=c.metric[:3], title=c.title[3:]) for c in _quality("imagenet", "id", "ID")]
-    return Part(f"ablations-{name}", title, tuple(columns), tuple(rows), axis)
+    return PaperPart(f"ablations-{name}", title, tuple(columns), tuple(rows), axis)
 
 
 def _numbers(part: str, letter: str) -> dict[str, tuple[str, Any]]:
@@ -192,12 +193,12 @@ def _numbers(part: str, letter: str) -> dict[str, tuple[str, Any]]:
 
 
 def _table(
-    name: str, title: str, seeds: int, columns: Sequence[Column], rows: Sequence[Row], *notes: str
-) -> Table:
-    return Table(name, title, seeds, (Part(name, title, tuple(columns), tuple(rows)),), notes)
+    name: str, title: str, seeds: int, columns: Sequence[PaperColumn], rows: Sequence[PaperRow], *notes: str
+) -> PaperTable:
+    return PaperTable(name, title, seeds, (PaperPart(name, title, tuple(columns), tuple(rows)),), notes)
 
 
-TABLES: dict[str, Table] = {
+TABLES: dict[str, PaperTable] = {
     table.name: table
     for table in (
         _table(
@@ -205,11 +206,11 @@ TABLES: dict[str, Table] = {
             "Synthetic tasks",
             10,
             [
-                Column("circles_acc", "Circles Acc", "accuracy", "noisy_circles"),
-                Column("moons_auroc", "Moons ROC", "auroc", "two_moons"),
-                Column("mixture_auroc", "Mixture ROC", "auroc", "gaussian_mixture"),
+                PaperColumn("circles_acc", "Circles Acc", "accuracy", "noisy_circles"),
+                PaperColumn("moons_auroc", "Moons ROC", "auroc", "two_moons"),
+                PaperColumn("mixture_auroc", "Mixture ROC", "auroc", "gaussian_mixture"),
             ],
-            [Row(name, TITLES[name], name) for name in TITLES if name != "mimo"],
+            [PaperRow(name, TITLES[name], name) for name in TITLES if name != "mimo"],
             "The paper's accuracies are on circles of its own, whose radii and noise it does not give: "
             "compare the order of the methods. Of moons and mixture it shows pictures, and no numbers.",
         ),
@@ -254,7 +255,7 @@ TABLES: dict[str, Table] = {
             "ImageNet-21k",
             5,
             [
-                Column("id_prec_at_1", "ID prec@1", "precision_at_1", "imagenet21k"),
+                PaperColumn("id_prec_at_1", "ID prec@1", "precision_at_1", "imagenet21k"),
                 *_quality("imagenet", "im", "Im", ("acc",)),
                 *_quality("imagenet-c", "imc", "ImC", ("acc",)),
                 *_quality("imagenet-a", "ima", "ImA", ("acc",)),
@@ -273,8 +274,8 @@ TABLES: dict[str, Table] = {
             _methods("ensembles", "imagenet", " Ensemble", members=4),
             "The members are the runs of the table imagenet with seeds 0 to 3; a second ensemble has 4 to 7.",
         ),
-        Table("runtime", "Runtimes", 1, ()),
-        Table(
+        PaperTable("runtime", "Runtimes", 1, ()),
+        PaperTable(
             "ablations",
             "Ablations of HetSNGP on ImageNet",
             1,

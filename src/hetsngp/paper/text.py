@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from hetsngp.paper.results import Cell, Result
-from hetsngp.paper.tables import Column, Part, Row
+from hetsngp.paper.tables import PaperColumn, PaperPart, PaperRow
 
 WIDTH = 100
 NONE = "–"
@@ -61,11 +61,11 @@ def _unfinished(result: Result) -> str:
     return "" if result.is_finished else " (unfinished)"
 
 
-def _count(result: Result, part: Part, row: Row) -> int:
+def _count(result: Result, part: PaperPart, row: PaperRow) -> int:
     return max(len(result.cell(part, row, column).values) for column in part.columns)
 
 
-def _has_paper(result: Result, part: Part, row: Row) -> bool:
+def _has_paper(result: Result, part: PaperPart, row: PaperRow) -> bool:
     return any(result.cell(part, row, column).paper is not None for column in part.columns)
 
 
@@ -86,7 +86,7 @@ def _papers(cell: Cell) -> tuple[str, str]:
 # --- columns --------------------------------------------------------------------------------------------
 
 
-def _part(result: Result, part: Part) -> str:
+def _part(result: Result, part: PaperPart) -> str:
     """Errors beside the means where that fits, else below them."""
     beside = _aligned(_lines(result, part, below=False))
     if max(map(len, beside.splitlines())) <= WIDTH:
@@ -94,7 +94,7 @@ def _part(result: Result, part: Part) -> str:
     return _aligned(_lines(result, part, below=True))
 
 
-def _lines(result: Result, part: Part, *, below: bool) -> list[list[str]]:
+def _lines(result: Result, part: PaperPart, *, below: bool) -> list[list[str]]:
     """Cells of every line; ``below``: errors, and the second word of a heading, on a line of their own."""
     blocks: list[tuple[str, str, list[tuple[str, str]]]] = []
     best = {column.name: result.best(part, column) for column in part.columns}
@@ -121,7 +121,7 @@ def _short(error: str) -> str:
     return error.replace("± 0.", "±.").replace("± ", "±")
 
 
-def _headings(columns: Sequence[Column], below: bool) -> list[list[str]]:
+def _headings(columns: Sequence[PaperColumn], below: bool) -> list[list[str]]:
     titles = [f"{column.title} {ARROWS[column.sign]}" for column in columns]
     if not below:
         return [["", "", *(f"  {title} " for title in titles)]]

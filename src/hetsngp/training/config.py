@@ -11,7 +11,7 @@ from hetsngp.validation import check_positive
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainConfig:
     """A schedule, and what happens beside the steps."""
 
     schedule: Schedule
@@ -49,7 +49,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Keep:
+class CheckpointConfig:
     """A folder for checkpoint, logs and the best epoch; the same call on the same folder goes on in it."""
 
     folder: Path

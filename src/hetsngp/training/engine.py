@@ -25,12 +25,12 @@ from hetsngp.posterior.calibration import TOLERANCE
 from hetsngp.posterior.fit import PosteriorReport, fit_posterior, refuse_training_data
 from hetsngp.training.checkpointing.randomness import own_randomness
 from hetsngp.training.checkpointing.states import load_model, whole
-from hetsngp.training.config import Keep, Plan
+from hetsngp.training.config import CheckpointConfig, TrainConfig
 from hetsngp.training.feeds import Feed, num_examples, share_of
 from hetsngp.training.gradients import FabricGradients
 from hetsngp.training.hardware import Hardware
 from hetsngp.training.logs import Row
-from hetsngp.training.run import Data, Refit, Run, samples_beta
+from hetsngp.training.run import Data, Refit, TrainingRun, samples_beta
 from hetsngp.validation import check_batch
 
 
@@ -97,10 +97,10 @@ class Engine:
         self,
         model: Classifier,
         loader: Iterable[Any],
-        plan: Plan,
+        plan: TrainConfig,
         *,
         held_out: Iterable[Any] | None = None,
-        keep: Keep | str | os.PathLike[str] | None = None,
+        keep: CheckpointConfig | str | os.PathLike[str] | None = None,
         show: bool | None = None,
         clean: Iterable[Any] | None = None,
     ) -> Trained:
@@ -129,8 +129,8 @@ class Engine:
                 "has a share under fsdp: Hardware(strategy='ddp')"
             )
         refuse_training_data(loader, held_out)
-        if keep is not None and not isinstance(keep, Keep):
-            keep = Keep(Path(keep))
+        if keep is not None and not isinstance(keep, CheckpointConfig):
+            keep = CheckpointConfig(Path(keep))
         try:
             with own_randomness(plan.seed + self.fabric.global_rank, self.device):
                 tell_counts(model, loader)  # by a pass over the loader, which may draw
@@ -151,12 +151,12 @@ class Engine:
         self,
         model: Classifier,
         loader: Iterable[Any],
-        plan: Plan,
+        plan: TrainConfig,
         held_out: Iterable[Any] | None,
-        keep: Keep | None,
+        keep: CheckpointConfig | None,
         show: bool | None,
         refit: Refit | None,
-    ) -> tuple[Run, Classifier]:
+    ) -> tuple[TrainingRun, Classifier]:
         """The run, and the model to give back."""
         hardware, fabric = self.hardware, self.fabric
         sharded = hardware.strategy == "fsdp"
@@ -181,7 +181,7 @@ class Engine:
             watched = held_out.to(self.device)  # type: ignore[union-attr]
         show = at_a_terminal() if show is None else show
         data = Data(feed, watched, not sharded, about, refit)
-        return Run(fabric, gradients, data, plan, keep, show), whole_model
+        return TrainingRun(fabric, gradients, data, plan, keep, show), whole_model
 
     def _refit(self, model: Classifier, clean: Iterable[Any]) -> Refit | None:
         if not samples_beta(model):

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetsngp.fitting.loop import Gradients, Place
+from hetsngp.fitting.loop import Gradients, TrainState
 from hetsngp.models.classifier import Classifier
 from hetsngp.nn.latent import FeatureNormalizer
 from hetsngp.nn.spectral_cache import hold_bounds, holdable_layers, refresh_bounds
 from hetsngp.training.average import Average
 from hetsngp.training.checkpointing.states import STATISTICS
-from hetsngp.training.config import Plan
+from hetsngp.training.config import TrainConfig
 from hetsngp.training.feeds import to_channels_last
 from hetsngp.validation import trusting
 
@@ -88,7 +88,7 @@ class FabricGradients(Gradients):
         self,
         fabric: Any,
         model: Classifier,
-        plan: Plan,
+        plan: TrainConfig,
         generator: torch.Generator,
         *,
         channels_last: bool,
@@ -121,11 +121,11 @@ class FabricGradients(Gradients):
             self.fabric.backward(loss / group if group > 1 else loss)
         return loss
 
-    def mean_loss(self, place: Place) -> float:
+    def mean_loss(self, place: TrainState) -> float:
         """Over the batches of all processes, so that all meet a NaN together."""
         return float(self.mean_total(place)) / max(place.seen, 1)
 
-    def mean_total(self, place: Place) -> Tensor:
+    def mean_total(self, place: TrainState) -> Tensor:
         """``place.total``, the mean over processes."""
         total = torch.as_tensor(place.total, device=self.device)
         if self.fabric.world_size > 1:

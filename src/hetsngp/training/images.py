@@ -22,7 +22,7 @@ from hetsngp.models.methods import build
 from hetsngp.nn.backbones import WideResNet
 from hetsngp.serving.bundle import write_serving
 from hetsngp.serving.decisions import Thresholds, set_thresholds
-from hetsngp.training.config import Keep
+from hetsngp.training.config import CheckpointConfig
 from hetsngp.training.engine import Engine
 from hetsngp.training.feeds import share_of
 from hetsngp.training.image_data import make_loaders, open_task, spread
@@ -40,7 +40,9 @@ KEYS = {"recipe", "epochs", "seconds", "posterior", "held_out", "test", "no_test
 THRESHOLD_CELLS, THRESHOLD_ROWS, THRESHOLD_BATCH = 50_000_000, 10_000, 250
 
 
-def train_images(recipe: Recipe, engine: Engine, keep: Keep, *, show: bool | None = None) -> dict[str, Any]:
+def train_images(
+    recipe: Recipe, engine: Engine, keep: CheckpointConfig, *, show: bool | None = None
+) -> dict[str, Any]:
     """Train; ``model/``, ``curves.png`` and, at last, ``summary.json`` go to ``keep.folder``; returns the
     summary.
 

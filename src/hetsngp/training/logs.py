@@ -12,7 +12,7 @@ from typing import Any
 from hetsngp.files import replace_file
 from hetsngp.fitting.loop import EpochResult
 from hetsngp.fitting.progress import Progress
-from hetsngp.training.config import Keep
+from hetsngp.training.config import CheckpointConfig
 
 COLUMNS = ("epoch", "updates", "loss", "held_out", "rate", "seconds", "examples_per_second")
 
@@ -24,7 +24,9 @@ CLOSING_SECONDS = 5.0
 class Logs:
     """Of the main process; the others say nothing. ``show``: whether to draw a bar, or print lines."""
 
-    def __init__(self, keep: Keep | None, epochs: int, *, show: bool, main: bool, updates: int = 0) -> None:
+    def __init__(
+        self, keep: CheckpointConfig | None, epochs: int, *, show: bool, main: bool, updates: int = 0
+    ) -> None:
         self.folder = keep.folder if keep is not None and main else None
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +90,7 @@ def write_csv(file: Path, rows: list[Row]) -> None:
     replace_file(file, write)
 
 
-def _writer(keep: Keep, updates: int) -> Any:
+def _writer(keep: CheckpointConfig, updates: int) -> Any:
     """TensorBoard's; what it was told after ``updates``, by a run that was killed later, is purged."""
     installed = importlib.util.find_spec("tensorboard") is not None
     if keep.tensorboard and not installed:

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from hetsngp.fitting.early_stopping import Best, watch
-from hetsngp.fitting.loop import CHECK_EVERY, EpochResult, Place, checked_loss, nll_sums, run_epoch
+from hetsngp.fitting.loop import CHECK_EVERY, EpochResult, TrainState, checked_loss, nll_sums, run_epoch
 from hetsngp.models.classifier import Classifier
 from hetsngp.models.loaders import num_batches
 from hetsngp.training.checkpointing.randomness import set_rng_state
 from hetsngp.training.checkpointing.saving import CHECKPOINT, Saving, best_folder, check_finite
 from hetsngp.training.checkpointing.states import load_model, whole
 from hetsngp.training.checkpointing.storage import has_state, remove_states, write_state
-from hetsngp.training.config import Keep, Plan
+from hetsngp.training.config import CheckpointConfig, TrainConfig
 from hetsngp.training.feeds import Feed
 from hetsngp.training.gradients import FabricGradients
 from hetsngp.training.logs import Logs, Row
@@ -93,15 +93,21 @@ class _Best(Best):
             load_model(self.models[0], whole(self.states[0]))
 
 
-class Run:
+class TrainingRun:
     """The epochs of a plan: where they are, what they found, and the folder that remembers both."""
 
     def __init__(
-        self, fabric: Any, gradients: FabricGradients, data: Data, plan: Plan, keep: Keep | None, show: bool
+        self,
+        fabric: Any,
+        gradients: FabricGradients,
+        data: Data,
+        plan: TrainConfig,
+        keep: CheckpointConfig | None,
+        show: bool,
     ) -> None:
         self.fabric, self.gradients, self.data, self.plan, self.keep = fabric, gradients, data, plan, keep
         self.model = gradients.model
-        self.place, self.rate = Place(), 0.0
+        self.place, self.rate = TrainState(), 0.0
         self.history: list[EpochResult] = []
         self.rows: list[Row] = []
         self.best = _Best(gradients)

@@ -19,7 +19,7 @@ CLUSTER = 200
 
 
 @dataclass(frozen=True, eq=False)
-class Points:
+class LabelledPoints:
     """``x``: (n, 2). ``y``: (n,) the labels as given, noise and all. ``clean``: (n,) as they should be."""
 
     x: Tensor
@@ -37,9 +37,9 @@ class SyntheticTask:
     name: str
     title: str
     num_classes: int
-    train: Points
-    held_out: Points
-    test: Points
+    train: LabelledPoints
+    held_out: LabelledPoints
+    test: LabelledPoints
     ood: Tensor | None
     """(200, 2): the unseen cluster of the paper's Figure 1; its circles have none."""
     ood_directions: Tensor
@@ -148,9 +148,9 @@ class _Rule:
     def make(self, name: str, title: str, seed: int, frame: tuple[float, ...]) -> SyntheticTask:
         points, noise, clusters = _streams(seed)
 
-        def labelled(count: int) -> Points:
+        def labelled(count: int) -> LabelledPoints:
             clean = torch.arange(len(self.flips)).repeat_interleave(count)
-            return Points(self.draw(clean, points), flip_labels(clean, self.flips, noise), clean)
+            return LabelledPoints(self.draw(clean, points), flip_labels(clean, self.flips, noise), clean)
 
         train, held_out, test = (labelled(count) for count in self.per_class)
         around = compass(train.x.mean(0), self.distance).repeat_interleave(CLUSTER, 0)

@@ -19,7 +19,7 @@ import torch
 
 from hetsngp.evaluation.cache import code_fingerprint
 from hetsngp.files import write_atomically, write_json
-from hetsngp.paper.runtime.tables import BASELINE, NETWORKS, Network, Row
+from hetsngp.paper.runtime.tables import BASELINE, NETWORKS, RuntimeNetwork, RuntimeRow
 from hetsngp.paper.runtime.text import draw_runtime, markdown, plain_text
 from hetsngp.paper.runtime.timing import Pace, Subject, ratio
 from hetsngp.training.recipes.recipe import Recipe, read_recipe
@@ -47,7 +47,7 @@ def measure_runtime(
     out: Path,
     show: bool = True,
     say: Callable[[str], Any] = print,
-    networks: Mapping[str, Network] = NETWORKS,
+    networks: Mapping[str, RuntimeNetwork] = NETWORKS,
     pace: Pace | None = None,
 ) -> RuntimeResult:
     """Time every row of ``networks``; ``runtime.json``, ``runtime.md`` and ``runtime.png`` go to ``out``.
@@ -84,7 +84,7 @@ class Job:
     """A row on this machine: all that decides its numbers, and the file they are kept in."""
 
     name: str
-    row: Row
+    row: RuntimeRow
     recipe: Recipe
     num_classes: int
     batch: int
@@ -94,7 +94,9 @@ class Job:
     file: Path
 
     @staticmethod
-    def of(table: str, name: str, network: Network, changes: Sequence[str], code: str, out: Path) -> Job:
+    def of(
+        table: str, name: str, network: RuntimeNetwork, changes: Sequence[str], code: str, out: Path
+    ) -> Job:
         """The row ``name`` of ``network``."""
         row = network.rows[name]
         recipe = _recipe(network, row, changes)
@@ -144,13 +146,15 @@ class Job:
             return None
 
 
-def _recipe(network: Network, row: Row, changes: Sequence[str]) -> Recipe:
+def _recipe(network: RuntimeNetwork, row: RuntimeRow, changes: Sequence[str]) -> Recipe:
     """With the row's own changes last: they are what makes it this row."""
     recipe = read_recipe(f"{network.book}/{row.method}", [*changes, *row.changes])
     return recipe.on_this_machine()[0]
 
 
-def _measure_missing(network: Network, jobs: Sequence[Job], pace: Pace, say: Callable[[str], Any]) -> None:
+def _measure_missing(
+    network: RuntimeNetwork, jobs: Sequence[Job], pace: Pace, say: Callable[[str], Any]
+) -> None:
     """The deterministic network stays, and is timed between the others."""
     todo = [job for job in jobs if job.read() is None]
     if len(todo) < len(jobs):
@@ -217,7 +221,7 @@ def _numbers(found: Mapping[str, Any], batch: int) -> dict[str, float]:
     return out
 
 
-def _table(network: Network, jobs: Sequence[Job]) -> dict[str, Any]:
+def _table(network: RuntimeNetwork, jobs: Sequence[Job]) -> dict[str, Any]:
     rows = {}
     for job in jobs:
         found = job.read()

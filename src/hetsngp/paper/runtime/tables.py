@@ -11,7 +11,7 @@ BASELINE = "deterministic"
 
 
 @dataclass(frozen=True)
-class Row:
+class RuntimeRow:
     """A method as a table has it: a recipe and what is changed in it."""
 
     title: str
@@ -22,7 +22,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Network:
+class RuntimeNetwork:
     """A table: a network, its rows, and what is measured of each ("train" and "eval")."""
 
     title: str
@@ -36,7 +36,7 @@ class Network:
     kinds: tuple[str, ...]
     counted: bool
     """Whether operations are counted too."""
-    rows: Mapping[str, Row]
+    rows: Mapping[str, RuntimeRow]
 
     def printed(self, row: str) -> dict[str, float]:
         """The paper's numbers of a row and their ratios to its deterministic row; none for a row of ours.
@@ -58,7 +58,7 @@ def _sampled(samples: int) -> tuple[str, ...]:
 
 DEFAULT_POINTS = ("options.sampler=sobol", "options.num_samples=none")
 NETWORKS = {
-    "resnet50": Network(
+    "resnet50": RuntimeNetwork(
         "ResNet-50 on ImageNet",
         "imagenet",
         "runtime-resnet50",
@@ -67,18 +67,20 @@ NETWORKS = {
         kinds=("eval",),
         counted=False,
         rows={
-            "deterministic": Row("Deterministic", BASELINE),
-            "sngp": Row("SNGP", "sngp"),
-            "mimo": Row("MIMO", "mimo"),
-            "heteroscedastic": Row("Het. (5000 MC samples)", "heteroscedastic", _sampled(5000)),
-            "hetsngp": Row("HetSNGP (100 MC samples)", "hetsngp", _sampled(100)),
-            "heteroscedastic-default": Row(
+            "deterministic": RuntimeRow("Deterministic", BASELINE),
+            "sngp": RuntimeRow("SNGP", "sngp"),
+            "mimo": RuntimeRow("MIMO", "mimo"),
+            "heteroscedastic": RuntimeRow("Het. (5000 MC samples)", "heteroscedastic", _sampled(5000)),
+            "hetsngp": RuntimeRow("HetSNGP (100 MC samples)", "hetsngp", _sampled(100)),
+            "heteroscedastic-default": RuntimeRow(
                 "Het. (ours, default points)", "heteroscedastic", DEFAULT_POINTS, ours=True
             ),
-            "hetsngp-default": Row("HetSNGP (ours, default points)", "hetsngp", DEFAULT_POINTS, ours=True),
+            "hetsngp-default": RuntimeRow(
+                "HetSNGP (ours, default points)", "hetsngp", DEFAULT_POINTS, ours=True
+            ),
         },
     ),
-    "vit": Network(
+    "vit": RuntimeNetwork(
         "ViT-B/16 on ImageNet-21k",
         "imagenet21k",
         "runtime-vit",
@@ -87,10 +89,10 @@ NETWORKS = {
         kinds=("train", "eval"),
         counted=True,
         rows={
-            "deterministic": Row("Det", BASELINE),
-            "sngp": Row("SNGP", "sngp"),
-            "heteroscedastic": Row("Het", "heteroscedastic"),
-            "hetsngp": Row("HetSNGP", "hetsngp"),
+            "deterministic": RuntimeRow("Det", BASELINE),
+            "sngp": RuntimeRow("SNGP", "sngp"),
+            "heteroscedastic": RuntimeRow("Het", "heteroscedastic"),
+            "hetsngp": RuntimeRow("HetSNGP", "hetsngp"),
         },
     ),
 }

@@ -12,7 +12,7 @@ from typing import Any
 from hetsngp.data.datasets.synthetic import NOISE_OF_ITS_OWN, make_task
 from hetsngp.files import write_json
 from hetsngp.models.methods import METHODS
-from hetsngp.paper.synthetic.experiment import PAPER, RECIPES, Recipe, Run
+from hetsngp.paper.synthetic.experiment import PAPER, SETTINGS, SyntheticRun, SyntheticSettings
 from hetsngp.paper.synthetic.plots import draw_doubt, draw_labels
 from hetsngp.paper.synthetic.processes import Step, run_all
 from hetsngp.paper.synthetic.store import Store
@@ -23,7 +23,7 @@ MEASURING = 0.4
 
 
 @dataclass(frozen=True)
-class Plan:
+class DemoConfig:
     """What to train: every task with every method and seed."""
 
     tasks: tuple[str, ...]
@@ -33,21 +33,21 @@ class Plan:
     epochs: int | None = None
     """In place of the recipes', for a quick look."""
 
-    def recipe(self, task: str) -> Recipe:
+    def recipe(self, task: str) -> SyntheticSettings:
         """The settings of every method on ``task``."""
-        recipe = RECIPES[task]
+        recipe = SETTINGS[task]
         return recipe if self.epochs is None else replace(recipe, epochs=self.epochs)
 
-    def run(self, task: str, method: str, seed: int) -> Run:
+    def run(self, task: str, method: str, seed: int) -> SyntheticRun:
         """One of them."""
-        return Run(task, method, seed, self.label_noise, self.recipe(task))
+        return SyntheticRun(task, method, seed, self.label_noise, self.recipe(task))
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[SyntheticRun]:
         """The dearest methods first, so that no core is left with a long one at the end."""
         order = sorted(self.methods, key=list(METHODS).index, reverse=True)
         return [self.run(t, m, s) for s in self.seeds for m in order for t in reversed(self.tasks)]
 
-    def has_maps(self, run: Run) -> bool:
+    def has_maps(self, run: SyntheticRun) -> bool:
         """The figures are of the first seed."""
         return run.seed == self.seeds[0]
 
@@ -61,7 +61,7 @@ class Plan:
         return f"Synthetic tasks, {title}"
 
 
-def run_demo(plan: Plan, out: Path, jobs: int | None, console: Any) -> Summary:
+def run_demo(plan: DemoConfig, out: Path, jobs: int | None, console: Any) -> Summary:
     """Train what is not in ``out`` yet, print the table, draw the figures, and write it all as JSON."""
     store, runs = Store.open(out), plan.runs()
     todo = [run for run in runs if not store.has(run, maps=plan.has_maps(run))]
@@ -94,7 +94,7 @@ def run_demo(plan: Plan, out: Path, jobs: int | None, console: Any) -> Summary:
     return summary
 
 
-def draw_figures(plan: Plan, store: Store, results: dict[Run, dict[str, Any]]) -> list[Path]:
+def draw_figures(plan: DemoConfig, store: Store, results: dict[SyntheticRun, dict[str, Any]]) -> list[Path]:
     """A figure of doubt for each task, and one of predicted labels for the circles."""
     written = []
     for name in plan.tasks:
@@ -111,7 +111,7 @@ def draw_figures(plan: Plan, store: Store, results: dict[Run, dict[str, Any]]) -
 
 
 @contextmanager
-def _progress(todo: list[Run], console: Any) -> Iterator[Callable[[Step], None]]:
+def _progress(todo: list[SyntheticRun], console: Any) -> Iterator[Callable[[Step], None]]:
     """A bar over the epochs of all runs, and a line for each run that is done."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 

@@ -16,7 +16,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from hetsngp import metrics
-from hetsngp.data.datasets.synthetic import NOISE_OF_ITS_OWN, Points, SyntheticTask, compass, make_task
+from hetsngp.data.datasets.synthetic import (
+    NOISE_OF_ITS_OWN,
+    LabelledPoints,
+    SyntheticTask,
+    compass,
+    make_task,
+)
 from hetsngp.fitting.loop import EpochResult, train
 from hetsngp.models.classifier import Classifier
 from hetsngp.models.methods import build
@@ -40,7 +46,7 @@ BATCH = 1000
 
 
 @dataclass(frozen=True)
-class Recipe:
+class SyntheticSettings:
     """Every setting of a run; the same for all methods, which ignore what they have no use for."""
 
     width: int = 128
@@ -63,15 +69,17 @@ class Recipe:
 # chosen on seeds 0 to 4, test accuracy in view: judge by other seeds.
 # Length scales are in units of features of length √128 = 11.3, and shorter than the default, the median
 # distance, which lets a class reach far into empty space (chosen on seed 100 of each task).
-RECIPES = {
-    "two_moons": Recipe(epochs=40, length_scale=8.0),
-    "gaussian_mixture": Recipe(epochs=30, length_scale=8.0),
-    "noisy_circles": Recipe(epochs=300, batch_size=128, lr=5e-3, length_scale=11.3, temperature=0.5),
+SETTINGS = {
+    "two_moons": SyntheticSettings(epochs=40, length_scale=8.0),
+    "gaussian_mixture": SyntheticSettings(epochs=30, length_scale=8.0),
+    "noisy_circles": SyntheticSettings(
+        epochs=300, batch_size=128, lr=5e-3, length_scale=11.3, temperature=0.5
+    ),
 }
 
 
 @dataclass(frozen=True)
-class Run:
+class SyntheticRun:
     """What decides a result: with the same code and versions, the same numbers but for the seconds."""
 
     task: str
@@ -79,7 +87,7 @@ class Run:
     seed: int
     label_noise: float = 0.0
     """Ignored by tasks with noise of their own."""
-    recipe: Recipe = field(default_factory=Recipe)
+    recipe: SyntheticSettings = field(default_factory=SyntheticSettings)
 
     @property
     def name(self) -> str:
@@ -101,7 +109,7 @@ class Outcome:
 
 
 def train_and_measure(
-    run: Run, *, maps: bool = False, on_epoch: Callable[[EpochResult], None] | None = None
+    run: SyntheticRun, *, maps: bool = False, on_epoch: Callable[[EpochResult], None] | None = None
 ) -> Outcome:
     """Carry out ``run``. Nothing depends on the global random state; warnings go into the numbers.
 
@@ -139,7 +147,7 @@ def train_and_measure(
     return Outcome(numbers, draw_maps(model, task) if maps else None)
 
 
-def _train(run: Run, task: SyntheticTask, on_epoch: Callable[[EpochResult], None]) -> Classifier:
+def _train(run: SyntheticRun, task: SyntheticTask, on_epoch: Callable[[EpochResult], None]) -> Classifier:
     recipe = run.recipe
     generator = torch.Generator().manual_seed(run.seed)
     backbone = ResidualMLP(2, recipe.width, recipe.depth, generator=generator)
@@ -213,5 +221,5 @@ def predict(model: Classifier, x: Tensor) -> Prediction:
     return Prediction.cat([model.predict(part) for part in x.split(BATCH)])
 
 
-def _batches(points: Points) -> list[tuple[Tensor, Tensor]]:
+def _batches(points: LabelledPoints) -> list[tuple[Tensor, Tensor]]:
     return list(zip(points.x.split(BATCH), points.y.split(BATCH), strict=True))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from hetsngp.fitting.loop import EpochResult
-from hetsngp.paper.synthetic.experiment import Run, train_and_measure
+from hetsngp.paper.synthetic.experiment import SyntheticRun, train_and_measure
 from hetsngp.paper.synthetic.store import Store
 
 POLL_SECONDS = 0.1
@@ -27,16 +27,16 @@ MOST_WORKERS = 8
 class Step:
     """What the parent hears of a run: an epoch, or ("done") its end."""
 
-    run: Run
+    run: SyntheticRun
     kind: str
     epoch: int = 0
 
 
 def run_all(
-    runs: Sequence[Run],
+    runs: Sequence[SyntheticRun],
     store: Store,
     *,
-    maps: Callable[[Run], bool] = lambda run: False,
+    maps: Callable[[SyntheticRun], bool] = lambda run: False,
     workers: int | None = None,
     on_step: Callable[[Step], None] = lambda step: None,
 ) -> None:
@@ -52,7 +52,7 @@ def run_all(
             on_step(Step(run, "done"))
 
 
-def _carry_out(store: Store, run: Run, maps: bool, on_step: Callable[[Step], None]) -> None:
+def _carry_out(store: Store, run: SyntheticRun, maps: bool, on_step: Callable[[Step], None]) -> None:
     def tell(result: EpochResult) -> None:
         on_step(Step(run, "epoch", result.epoch))
 
@@ -60,9 +60,9 @@ def _carry_out(store: Store, run: Run, maps: bool, on_step: Callable[[Step], Non
 
 
 def _in_processes(
-    todo: Sequence[Run],
+    todo: Sequence[SyntheticRun],
     store: Store,
-    maps: Callable[[Run], bool],
+    maps: Callable[[SyntheticRun], bool],
     workers: int,
     on_step: Callable[[Step], None],
 ) -> None:
@@ -87,7 +87,7 @@ def _in_processes(
             raise
 
 
-def _raise_for(run: Run, error: BaseException | None) -> None:
+def _raise_for(run: SyntheticRun, error: BaseException | None) -> None:
     if isinstance(error, BrokenProcessPool):
         raise RuntimeError(
             "a worker process died, perhaps for want of memory: finished runs are kept, so run the same "
@@ -115,7 +115,7 @@ def _leave_when_alone(parent: Any) -> None:
     os._exit(1)
 
 
-def _work(store: Store, run: Run, maps: bool) -> None:
+def _work(store: Store, run: SyntheticRun, maps: bool) -> None:
     _carry_out(store, run, maps, _steps.put)
 
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hetsngp.paper.synthetic.experiment import PAPER, Run
+from hetsngp.paper.synthetic.experiment import PAPER, SyntheticRun
 
 Summary = dict[str, dict[str, dict[str, dict[str, float | int | None]]]]
 """task → method → number → mean, standard_error, min, max, n."""
@@ -32,7 +32,7 @@ CAPTION = (
 )
 
 
-def summarise(results: Iterable[tuple[Run, dict[str, Any]]]) -> Summary:
+def summarise(results: Iterable[tuple[SyntheticRun, dict[str, Any]]]) -> Summary:
     """Every single number of the runs, over seeds."""
     values: dict[str, dict[str, dict[str, list[float]]]] = {}
     for run, numbers in results:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hetsngp.paper.plots import draw
 from hetsngp.paper.results import Asked, Result
-from hetsngp.paper.synthetic.demo import Plan, draw_figures
+from hetsngp.paper.synthetic.demo import DemoConfig, draw_figures
 from hetsngp.paper.synthetic.processes import Step, run_all
 from hetsngp.paper.synthetic.store import Store
 
@@ -18,12 +18,12 @@ NUMBERS = {"accuracy": "accuracy", "auroc": "ood_auroc"}
 """Metric of a column → name in a run's numbers."""
 
 
-def plan_for(asked: Asked) -> Plan:
+def plan_for(asked: Asked) -> DemoConfig:
     """Every task with every row, for every seed."""
     (part,) = asked.table.parts
     tasks = tuple(column.data for column in part.columns)
     methods = tuple(row.recipe for row in part.rows)
-    return Plan(tasks, methods, asked.seeds, epochs=_epochs(asked.changes))
+    return DemoConfig(tasks, methods, asked.seeds, epochs=_epochs(asked.changes))
 
 
 def synthetic_states(asked: Asked, out: Path) -> list[tuple[str, str]]:

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from hetsngp.fitting.early_stopping import EpochResult
-from hetsngp.fitting.loop import Place
+from hetsngp.fitting.loop import TrainState
 from hetsngp.training.checkpointing.states import STATISTICS, load_model, load_optimizer, whole
 from hetsngp.training.checkpointing.storage import has_state, read_state
-from hetsngp.training.config import Keep
+from hetsngp.training.config import CheckpointConfig
 from hetsngp.training.logs import COLUMNS, Row
 
 if TYPE_CHECKING:
-    from hetsngp.training.run import Run
+    from hetsngp.training.run import TrainingRun
 
 CHECKPOINT = "checkpoint"
 
@@ -28,7 +28,7 @@ def best_folder(epoch: int) -> str:
 class Saving:
     """Between a run and its states."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrainingRun) -> None:
         self.run, self.fabric = run, run.fabric
 
     # --- to a state -------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class Saving:
 
     # --- from a state -----------------------------------------------------------------------------------
 
-    def resume(self, keep: Keep) -> None:
+    def resume(self, keep: CheckpointConfig) -> None:
         """Go on from the checkpoint in the folder, if there is one."""
         folder = keep.folder / CHECKPOINT
         there = has_state(folder)
@@ -90,7 +90,7 @@ class Saving:
         if there:
             self._resume(read_state(folder), keep)
 
-    def _resume(self, state: dict[str, Any], keep: Keep) -> None:
+    def _resume(self, state: dict[str, Any], keep: CheckpointConfig) -> None:
         run, gradients = self.run, self.run.gradients
         self._check(state, keep)
         load_model(run.model, state["model"])
@@ -103,7 +103,7 @@ class Saving:
         if gradients.scaler is not None and state["scaler"] is not None:
             gradients.scaler.load_state_dict(state["scaler"])
         gradients.points.set_state(state["points"])
-        run.place, run.rate = Place(**state["place"]), state["rate"]
+        run.place, run.rate = TrainState(**state["place"]), state["rate"]
         run.place.total = state["place"]["total"].to(self.fabric.device)
         run.resumed = gradients.updates = run.place.updates
         run.rows = _rows(state["rows"], state["watched"])
@@ -117,7 +117,7 @@ class Saving:
         else:
             self._share_anew(run.place, state["world_size"], state.get("batch"))
 
-    def _share_anew(self, place: Place, processes: int, batch: int | None) -> None:
+    def _share_anew(self, place: TrainState, processes: int, batch: int | None) -> None:
         """A place counts what one process has seen: of so many then, of others now; ``batch``: the rows that
         a process had in a batch, which may be fewer where there are more of them.
         """
@@ -129,7 +129,7 @@ class Saving:
             then, of_now = (processes * batch, now * rows) if batch and rows else (processes, now)
             place.batches = place.batches * then // of_now // group * group
 
-    def _check(self, state: dict[str, Any], keep: Keep) -> None:
+    def _check(self, state: dict[str, Any], keep: CheckpointConfig) -> None:
         changes = _differences(self._about(), state["about"])
         if changes:
             raise ValueError(
@@ -168,7 +168,7 @@ class Saving:
                     own[name].copy_(value[mine])
 
 
-def check_finite(model: nn.Module, place: Place, rate: float) -> None:
+def check_finite(model: nn.Module, place: TrainState, rate: float) -> None:
     """Weights that are not numbers must not take the place of a good checkpoint; a call of all processes."""
     sums = whole([p.detach().sum().float() for p in model.parameters()])
     if not bool(torch.stack(sums).isfinite().all()):

@@ -12,14 +12,14 @@ from typing import Any
 
 from hetsngp.fitting.schedule import Schedule
 from hetsngp.models.options import Options
-from hetsngp.training.config import Plan
+from hetsngp.training.config import TrainConfig
 from hetsngp.training.hardware import Hardware
 from hetsngp.training.recipes.task import ImageTask, VerdictRules
 
 SECTIONS: dict[str, type] = {
     "options": Options,
     "schedule": Schedule,
-    "training": Plan,
+    "training": TrainConfig,
     "hardware": Hardware,
     "verdicts": VerdictRules,
 }

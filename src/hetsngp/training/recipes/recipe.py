@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hetsngp.fitting.schedule import Schedule
-from hetsngp.training.config import Plan
+from hetsngp.training.config import TrainConfig
 from hetsngp.training.hardware import Hardware
 from hetsngp.training.recipes.keys import SECTIONS, apply_change, check_keys, hint, make, options_of, typed
 from hetsngp.training.recipes.task import ImageTask, VerdictRules
@@ -30,7 +30,7 @@ class Recipe:
     name: str
     """In the book, or the stem of the file."""
     task: ImageTask
-    plan: Plan
+    plan: TrainConfig
     hardware: Hardware = field(default_factory=Hardware)
     verdicts: VerdictRules = field(default_factory=VerdictRules)
     changes: tuple[str, ...] = ()
@@ -117,7 +117,7 @@ def _recipe(name: str, content: dict[str, Any], changes: tuple[str, ...]) -> Rec
         if key not in content:
             raise ValueError(f"{key} is missing: say it in the file, or --set {key}=…")
     top = {key: value for key, value in content.items() if key not in SECTIONS}
-    seed = typed("seed", top.pop("seed", 0), Plan)
+    seed = typed("seed", top.pop("seed", 0), TrainConfig)
     if not 0 <= seed < SEEDS:
         raise ValueError(f"seed is a whole number from 0 to {SEEDS - 1}, got {seed}")
     task = make(ImageTask, "", {**top, "options": options_of(content.get("options", {}))})
@@ -138,7 +138,7 @@ def _recipe(name: str, content: dict[str, Any], changes: tuple[str, ...]) -> Rec
     rate["warmup"] = min(warmup, epochs / 2)  # a recipe cut short for a look
     schedule = make(Schedule, "schedule", {"smooth": True, **rate})
     training = {"bound_every": BOUND_EVERY, **content.get("training", {})}
-    plan = make(Plan, "training", {**training, "schedule": schedule, "seed": seed})
+    plan = make(TrainConfig, "training", {**training, "schedule": schedule, "seed": seed})
     hardware = make(Hardware, "hardware", content.get("hardware", {}))
     return Recipe(
         name, task, plan, hardware, make(VerdictRules, "verdicts", content.get("verdicts", {})), changes
