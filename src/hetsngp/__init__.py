@@ -1,24 +1,65 @@
-"""Two honest kinds of doubt for any PyTorch classifier: noisy labels, and inputs unlike the training data."""
+"""Calibrated classifiers with two separate uncertainties: noisy labels, and inputs unlike the training data.
 
+Every name is imported when it is first used: ``import hetsngp`` loads nothing, and the command line can print
+its help without torch.
+"""
+
+import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from hetsngp.conversion.conversion import Conversion, convert
-from hetsngp.frozen.features import FeatureSet, extract_features, forget_features
-from hetsngp.frozen.head import fit_head
-from hetsngp.io.artifact import ArtifactError, load, save
-from hetsngp.models.classifier import Classifier
-from hetsngp.models.ensemble import Ensemble
-from hetsngp.models.methods import build, build_ensemble
-from hetsngp.models.multi_input import MultiInput
-from hetsngp.posterior.fit import PosteriorReport, fit_posterior
-from hetsngp.types import LatentNormal, Prediction, UtilityNormal
-from hetsngp.validation import PosteriorNotFittedError
+from hetsngp import _moved
 
 if TYPE_CHECKING:
+    from hetsngp.conversion import Conversion as Conversion
+    from hetsngp.conversion import convert as convert
     from hetsngp.estimator import HetSNGPClassifier as HetSNGPClassifier
     from hetsngp.evaluation import evaluate as evaluate
+    from hetsngp.frozen import FeatureSet as FeatureSet
+    from hetsngp.frozen import extract_features as extract_features
+    from hetsngp.frozen import fit_head as fit_head
+    from hetsngp.frozen import forget_features as forget_features
+    from hetsngp.io import ArtifactError as ArtifactError
+    from hetsngp.io import load as load
+    from hetsngp.io import save as save
+    from hetsngp.models import Classifier as Classifier
+    from hetsngp.models import Ensemble as Ensemble
+    from hetsngp.models import MultiInput as MultiInput
+    from hetsngp.models import build as build
+    from hetsngp.models import build_ensemble as build_ensemble
+    from hetsngp.posterior import PosteriorReport as PosteriorReport
+    from hetsngp.posterior import fit_posterior as fit_posterior
+    from hetsngp.types import LatentNormal as LatentNormal
+    from hetsngp.types import Prediction as Prediction
+    from hetsngp.types import UtilityNormal as UtilityNormal
+    from hetsngp.validation import PosteriorNotFittedError as PosteriorNotFittedError
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "ArtifactError": "io",
+    "Classifier": "models",
+    "Conversion": "conversion",
+    "Ensemble": "models",
+    "FeatureSet": "frozen",
+    "HetSNGPClassifier": "estimator",
+    "LatentNormal": "types",
+    "MultiInput": "models",
+    "PosteriorNotFittedError": "validation",
+    "PosteriorReport": "posterior",
+    "Prediction": "types",
+    "UtilityNormal": "types",
+    "build": "models",
+    "build_ensemble": "models",
+    "convert": "conversion",
+    "evaluate": "evaluation",
+    "extract_features": "frozen",
+    "fit_head": "frozen",
+    "fit_posterior": "posterior",
+    "forget_features": "frozen",
+    "load": "io",
+    "save": "io",
+}
 
 # Without HetSNGPClassifier: `from hetsngp import *` must work where scikit-learn is not installed.
 __all__ = [
@@ -45,19 +86,18 @@ __all__ = [
     "save",
 ]
 
+_moved.install()
+
 
 def __getattr__(name: str) -> Any:
-    """What is imported when it is asked for: the estimator needs scikit-learn, and evaluating is rare."""
-    if name == "HetSNGPClassifier":
-        from hetsngp.estimator import HetSNGPClassifier
-
-        return HetSNGPClassifier
-    if name == "evaluate":
-        from hetsngp.evaluation import evaluate
-
-        return evaluate
+    if name in _HOMES:
+        value = getattr(importlib.import_module(f"hetsngp.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
+    if not name.startswith("_") and importlib.util.find_spec(f"hetsngp.{name}") is not None:
+        return importlib.import_module(f"hetsngp.{name}")  # a package, which 0.1 had imported by now
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), "HetSNGPClassifier", "evaluate"})
+    return sorted({*globals(), *_HOMES})

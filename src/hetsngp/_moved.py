@@ -1,7 +1,7 @@
-"""Import paths of release 0.1 that have moved: they keep working, with a DeprecationWarning.
+"""Names of release 0.1 that have moved or changed: they keep working, with a DeprecationWarning.
 
-``import hetsngp.loop`` finds ``hetsngp.fitting.loop``. Where one module of 0.1 became several, the name that is
-asked for decides.
+``import hetsngp.loop`` finds ``hetsngp.fitting.loop``. Where one module of 0.1 became several, each name is taken
+from the one that has it now.
 """
 
 from __future__ import annotations
@@ -136,17 +136,36 @@ MOVED: dict[str, tuple[str, ...]] = {
 """Module of 0.1 → the modules that have its names now; under ``hetsngp``."""
 
 
+RENAMED: dict[str, str] = {
+    "fitting.loop.Place": "TrainState",
+    "training.Keep": "CheckpointConfig",
+    "training.Plan": "TrainConfig",
+    "training.config.Keep": "CheckpointConfig",
+    "training.config.Plan": "TrainConfig",
+    "paper.synthetic.experiment.RECIPES": "SETTINGS",
+}
+"""Name of 0.1, in the module that has it now → its new name there."""
+
+
+def renamed(module: str, name: str) -> Any:
+    """``__getattr__`` of a module for names of 0.1: warns, and returns what has the new name."""
+    new = RENAMED.get(f"{module.removeprefix('hetsngp.')}.{name}")
+    if new is None:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    warnings.warn(f"{module}.{name} is now called {new}", DeprecationWarning, stacklevel=3)
+    return getattr(importlib.import_module(module), new)
+
+
 class MovedModule(types.ModuleType):
-    """A module of 0.1: its names come from where they are now."""
+    """A module of 0.1: its names are looked up in the modules that have them now."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        old = self.__name__.removeprefix("hetsngp.")
-        for target in MOVED[old]:
-            module = importlib.import_module(f"hetsngp.{target}")
-            if hasattr(module, name):
-                return getattr(module, name)
+        if not name.startswith("__"):
+            for target in MOVED[self.__name__.removeprefix("hetsngp.")]:
+                module = importlib.import_module(f"hetsngp.{target}")
+                new = RENAMED.get(f"{target}.{name}", name)
+                if hasattr(module, new):
+                    return getattr(module, new)
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
 
@@ -162,7 +181,7 @@ class MovedFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         new = " and ".join(f"hetsngp.{name}" for name in MOVED[spec.name.removeprefix("hetsngp.")])
-        # 6: past this function and the frames of the import system, which Python leaves out of the count.
+        # Python leaves the frames of the import system out of the count: 2 is the import statement.
         warnings.warn(f"{spec.name} has moved to {new}", DeprecationWarning, stacklevel=2)
         return MovedModule(spec.name)
 

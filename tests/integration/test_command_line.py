@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.unit.cli.test_cli import SMALL, invoke, refused
 from tests.unit.small_sets import write_image
-from tests.unit.test_cli import SMALL, invoke, refused
 
 import hetsngp
 from hetsngp.nn.backbones import WideResNet

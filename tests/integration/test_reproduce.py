@@ -1,6 +1,6 @@
 """Every table by its command, on tiny data in the layouts of the real: train, measure, compare, go on, print.
 
-The runtime table is in tests/unit/test_runtime.py.
+The runtime table is in tests/unit/paper/test_runtime.py.
 """
 
 import csv
@@ -25,7 +25,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import hetsngp
-from hetsngp import reproduction
+from hetsngp import paper as reproduction
 from hetsngp.cli import make_app
 from hetsngp.data.datasets import cifar
 from hetsngp.data.datasets.synsets import wnids

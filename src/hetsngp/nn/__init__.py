@@ -1,1 +1,5 @@
-"""Parameters: thin modules over hetsngp.functional."""
+"""Parameters and buffers: modules over the mathematics of :mod:`hetsngp.functional`."""
+
+from hetsngp.nn import backbones
+
+__all__ = ["backbones"]

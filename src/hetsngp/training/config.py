@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hetsngp._moved import renamed
 from hetsngp.fitting.schedule import Schedule
 from hetsngp.validation import check_positive
 
@@ -66,3 +67,7 @@ class CheckpointConfig:
         object.__setattr__(self, "folder", Path(self.folder))
         if not self.seconds >= 0:
             raise ValueError(f"seconds between checkpoints must be at least 0, got {self.seconds!r}")
+
+
+def __getattr__(name: str) -> Any:
+    return renamed(__name__, name)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy.integrate import quad
 from tests.contract import toy
-from tests.unit.test_saving import Died, DiesAt, keep
+from tests.unit.training.test_saving import Died, DiesAt, keep
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 

@@ -7,7 +7,7 @@ import pytest
 
 from hetsngp.data.datasets.registry import DATASETS
 
-PAGE = Path(__file__).parents[2] / "docs" / "data.md"
+PAGE = Path(__file__).parents[3] / "docs" / "data.md"
 
 
 def rows(head: str) -> list[list[str]]:

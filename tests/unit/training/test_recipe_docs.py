@@ -20,7 +20,7 @@ from hetsngp.training.recipes.keys import SECTIONS, known_keys
 from hetsngp.training.recipes.recipe import BOUND_EVERY, book_names, read_recipe, recipe_file
 from hetsngp.training.recipes.task import ImageTask
 
-PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
+PAGE = Path(__file__).parents[3] / "docs" / "recipes.md"
 
 
 def first_line(name: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.unit.test_files import backwards, paths_of_windows
+from tests.unit.data.test_image_files import backwards, paths_of_windows
 
 from hetsngp.data.datasets.imagenet import (
     GET,

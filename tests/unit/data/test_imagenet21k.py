@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.test_files import paths_of_windows
+from tests.unit.data.test_image_files import paths_of_windows
 from torch import nn
 
 import hetsngp

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.contract import toy
 from tests.contract.toy import same_bits
-from tests.unit.test_artifact import (
+from tests.unit.io.test_artifact import (
     Own,
     Single,
     config_of,

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.unit.data.test_shards import make_shards
 from tests.unit.small_sets import random_bytes, write_image
-from tests.unit.test_shards import make_shards
 from torch import Tensor
 
 from hetsngp.data.images.decoding import Decoder, middle, short_side

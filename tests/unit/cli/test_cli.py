@@ -34,7 +34,7 @@ from hetsngp.training.images import finished
 from hetsngp.training.recipes import recipe
 from hetsngp.training.recipes.recipe import book_names, read_recipe, recipe_file
 
-SRC = Path(__file__).parents[2] / "src"
+SRC = Path(__file__).parents[3] / "src"
 
 
 def invoke(*arguments: object) -> Any:

@@ -626,7 +626,7 @@ def test_open_images_says_what_it_understands(tmp_path: Path) -> None:
 
 
 def test_extras_are_imported_when_needed() -> None:
-    source = Path(__file__).parents[2] / "src"
+    source = Path(__file__).parents[3] / "src"
     code = (
         "import sys, hetsngp.data.sources, hetsngp.data.images.device_loader, hetsngp.data.tables; "
         "print({'PIL', 'torchvision', 'timm', 'scipy', 'pandas', 'pyarrow'} & set(sys.modules))"
