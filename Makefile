@@ -9,10 +9,10 @@ BIN := .venv/bin
 STAMP := .venv/.installed-$(EXTRAS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format clean distclean
+.PHONY: help setup demo test test-all lint format clean distclean
 
 help: ## show this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 	@echo
 	@echo "PYTHON=$(PYTHON)  EXTRAS=$(EXTRAS)  PYTEST_ARGS=$(PYTEST_ARGS)"
 
@@ -31,9 +31,14 @@ demo: $(STAMP) ## every method on moons and mixture: train, measure, draw both k
 	$(BIN)/hetsngp demo --tasks two_moons,gaussian_mixture --out out/demo
 	@echo "the noisy circles train for 300 epochs, two minutes more: $(BIN)/hetsngp demo --out out/demo"
 
-# Two workers with one thread each: torch's own threads would only fight over the same cores.
-test: lint ## lint, then every test and doctest
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+# Two workers with one thread each: with torch's own threads beside them they would compete for two cores.
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+test: lint ## lint, types, and every test and doctest that is not slow
+	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
+
+test-all: test ## make test, then the slow tests: processes, kill and resume, every library, every table, studies
+	$(PYTEST) -m slow $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .

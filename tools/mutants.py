@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 SEED = 21
@@ -123,8 +124,15 @@ def draw() -> list[dict[str, str]]:
     return chosen
 
 
-def mutate(source: Path, mutant: dict[str, str]) -> bool:
-    """Change the code below ``source``; False where the mutant is not found in it."""
+def mutate(source: Path, mutant: dict[str, Any]) -> bool:
+    """Change the code below ``source``; False where the mutant is not found in it.
+
+    ``before`` holds the function and the expression as they were before a renaming.
+    """
+    return _mutate(source, mutant) or ("before" in mutant and _mutate(source, {**mutant, **mutant["before"]}))
+
+
+def _mutate(source: Path, mutant: dict[str, Any]) -> bool:
     for file in sorted(source.rglob("*.py")):
         text = file.read_text(encoding="utf-8")
         if mutant["function"].rpartition(".")[2] not in text:

@@ -17,10 +17,11 @@ from hetsngp.metrics import accuracy, nll
 from hetsngp.nn.backbones import WideResNet
 from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig
 
+pytestmark = pytest.mark.slow
+
 IMAGES, TEST = 2000, 500
 
 
-@pytest.mark.slow
 def test_two_thousand_images(data_root: Path, tmp_path: Path) -> None:
     begun = time.monotonic()
     images = open_images("cifar10", "train", root=data_root).split(IMAGES)[1]

@@ -293,6 +293,7 @@ def start(*arguments: object, **more: Any) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-m", "hetsngp", *map(str, arguments)], **pipes, **more)
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_says_so_and_goes_on(home: Path, tmp_path: Path) -> None:
     command = ["train", home / "small.toml", "--out", tmp_path / "run"]
     long = ["--set", "schedule.epochs=100000"]

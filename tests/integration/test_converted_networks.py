@@ -21,6 +21,8 @@ import hetsngp
 from hetsngp import ArtifactError
 from hetsngp.nn.spectral import BoundedConv1d, BoundedConv2d, BoundedLinear
 
+pytestmark = pytest.mark.slow
+
 BOUNDED = (BoundedLinear, BoundedConv1d, BoundedConv2d)
 CLASSES, BATCH = 3, 6
 Y = torch.arange(BATCH) % CLASSES

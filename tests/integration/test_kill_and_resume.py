@@ -22,6 +22,8 @@ from tests.integration.killed_run import found, without_times
 import hetsngp
 from hetsngp.training.checkpointing.storage import read_state
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("lightning")
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +92,6 @@ MOMENTS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("case", MOMENTS)
 def test_a_killed_run_ends_as_if_nothing_had_been(case: str, tmp_path: Path) -> None:

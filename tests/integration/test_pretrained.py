@@ -11,6 +11,8 @@ import torch
 
 import hetsngp
 
+pytestmark = pytest.mark.slow
+
 RUN = Path(__file__).parents[2] / "experiments" / "frozen" / "run.py"
 IMAGES = 96
 

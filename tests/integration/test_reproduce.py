@@ -36,6 +36,8 @@ from hetsngp.paper.synthetic import processes as demo_runs
 from hetsngp.paper.synthetic.experiment import SETTINGS, SyntheticSettings
 from hetsngp.training import images as training
 
+pytestmark = pytest.mark.slow
+
 # The real recipes, on a network, images and a time that a CPU can spare. Integration points are few where the
 # table does not say how many.
 SMALL = (

@@ -27,6 +27,8 @@ from hetsngp.nn.backbones import ResidualMLP
 from hetsngp.nn.initialization import seeded_linear
 from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig, Trained, run
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("lightning")
 
 

@@ -13,6 +13,8 @@ from hetsngp.fitting.loop import train
 from hetsngp.models.methods import METHODS
 from hetsngp.nn.backbones import ResidualMLP
 
+pytestmark = pytest.mark.slow
+
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 

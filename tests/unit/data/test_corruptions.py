@@ -338,6 +338,7 @@ def real(data_root: Path) -> dict[str, Tensor]:
     return {"cifar": small, "imagenet": torch.from_numpy(np.stack(large))}
 
 
+@pytest.mark.slow
 @both_families
 @every_name
 def test_severity_grows_on_real_images(

@@ -58,8 +58,14 @@ def same(a: Prediction, b: Prediction, rtol: float = 0.0) -> None:
 # --- scikit-learn's own checks --------------------------------------------------------------------------
 
 
-@parametrize_with_checks([HetSNGPClassifier()])
+@parametrize_with_checks([small()])
 def test_scikit_learn_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.mark.slow
+@parametrize_with_checks([HetSNGPClassifier()])
+def test_scikit_learn_checks_with_the_defaults(estimator: Any, check: Any) -> None:
     check(estimator)
 
 

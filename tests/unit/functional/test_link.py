@@ -83,6 +83,7 @@ def test_no_noise_is_the_plain_softmax() -> None:
     assert torch.equal(softmax_log_probs(u, num_samples=7), torch.log_softmax(mean, -1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [2, 3, 10, 100, 1000])
 @pytest.mark.parametrize("kind", NOISE)
 def test_chosen_number_of_points_meets_the_target_error(classes: int, kind: str) -> None:
@@ -151,6 +152,7 @@ def test_plain_samplers_agree_within_four_standard_errors(sampler: str) -> None:
 # --- how many points ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("classes", "rank"), [(3, 6), (10, 6), (100, 6), (1000, 15)])
 @pytest.mark.parametrize("kind", ["mild", "wide factor", "wide diagonal", "wide both"])
 def test_points_needed_against_plain_monte_carlo(classes: int, rank: int, kind: str) -> None:
@@ -368,6 +370,7 @@ def test_very_unlikely_classes_have_finite_loss_and_gradient() -> None:
     assert mean.grad[0, 1] == pytest.approx(1.0, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_points() -> None:
     """O(B·K) forward and backward: 2,048 points cost no more than 256. The textbook takes 0.2 GiB more."""
     code = textwrap.dedent("""

@@ -196,6 +196,7 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
 
 
+@pytest.mark.slow
 def test_fit_head_makes_them_and_a_saved_model_has_them(tmp_path: Path) -> None:
     x = torch.randn(200, 2)
     y = (x[:, 0] * x[:, 1] > 0).long()

@@ -226,6 +226,7 @@ def test_the_demo_writes_everything_and_repeats_only_what_is_missing(tmp_path: P
     assert "7 of 8 runs" in text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_processes_give_the_numbers_of_one_process(tmp_path: Path) -> None:
     """Really spawned: the workers measure on all points, so only what training decides is compared."""

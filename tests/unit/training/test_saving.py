@@ -200,6 +200,7 @@ def test_workers_that_stay_on_do_not_change_a_resumed_run(engine: Engine, tmp_pa
 # --- other processes than it began with -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("processes", "batch"), [(2, 3), (3, 2), (6, 1)])
 def test_a_global_batch_is_one_for_any_number_of_processes(
     processes: int, batch: int, engine: Engine, tmp_path: Path
