@@ -5,9 +5,17 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-from hetsngp.data.datasets.synthetic import NOISE_OF_ITS_OWN, TASKS
-from hetsngp.models.methods import METHODS
-from hetsngp.validation import check_choice
+# Repeated here, and compared with the definitions by a test: those import torch, which --help does without.
+METHODS = (
+    "deterministic",
+    "heteroscedastic",
+    "sngp",
+    "hetsngp",
+    "posterior_network",
+    "mimo",
+    "hetsngp_mimo",
+)
+TASKS = ("two_moons", "gaussian_mixture", "noisy_circles")
 
 
 def add(app: Any) -> None:
@@ -43,8 +51,8 @@ def add(app: Any) -> None:
 
         from hetsngp.paper.synthetic.demo import DemoConfig, run_demo
 
-        chosen_tasks = _chosen("task", tasks, tuple(TASKS))
-        chosen_methods = _chosen("method", methods, tuple(METHODS))
+        chosen_tasks = _chosen("task", tasks, TASKS)
+        chosen_methods = _chosen("method", methods, METHODS)
         _check_label_noise(label_noise, chosen_tasks)
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -64,6 +72,8 @@ def _chosen(name: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
     """The names in a list with commas, each once; "all" for all of them."""
     import typer
 
+    from hetsngp.validation import check_choice
+
     names = dict.fromkeys(part.strip() for part in text.split(",") if part.strip())
     if "all" in names:
         return known
@@ -77,6 +87,8 @@ def _chosen(name: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
 
 def _check_label_noise(label_noise: float, tasks: tuple[str, ...]) -> None:
     import typer
+
+    from hetsngp.data.datasets.synthetic import NOISE_OF_ITS_OWN
 
     if not 0 <= label_noise < 0.5:
         message = f"must be at least 0 and below 0.5, got {label_noise:g}: 0.2 flips every fifth label"

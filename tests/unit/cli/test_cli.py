@@ -24,9 +24,11 @@ from typer.testing import CliRunner
 
 import hetsngp
 from hetsngp import cli
-from hetsngp.cli import demo_command, train_command
+from hetsngp.cli import demo_command, reproduce_command, train_command
 from hetsngp.data.datasets.registry import DATASETS
-from hetsngp.data.datasets.synthetic import LabelledPoints, SyntheticTask, make_task
+from hetsngp.data.datasets.synthetic import TASKS, LabelledPoints, SyntheticTask, make_task
+from hetsngp.models.methods import METHODS
+from hetsngp.paper import TABLES
 from hetsngp.paper.synthetic import experiment as synthetic
 from hetsngp.paper.synthetic.experiment import SETTINGS, SyntheticSettings
 from hetsngp.training import Engine
@@ -95,6 +97,34 @@ def test_version_and_help() -> None:
     assert all(re.search(rf"^  {name} ", text, re.MULTILINE) for name in cli.COMMANDS)
     bare = invoke()
     assert (bare.exit_code, bare.output) == (2, text)
+
+
+def test_help_names_the_methods_tasks_and_tables_that_exist() -> None:
+    """The command modules repeat these names so that help needs no torch."""
+    assert tuple(METHODS) == demo_command.METHODS
+    assert tuple(TASKS) == demo_command.TASKS
+    assert tuple(TABLES) == reproduce_command.TABLES
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["--help"], *([name, "--help"] for name in cli.COMMANDS)], ids=" ".join
+)
+def test_help_and_version_import_no_heavy_package(arguments: list[str], tmp_path: Path) -> None:
+    code = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print('loaded:', *{name.partition('.')[0] for name in sys.modules}))\n"
+        "sys.argv[0] = 'hetsngp'\n"
+        "from hetsngp.cli import main\n"
+        "main()\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(SRC)}
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    output, _, loaded = done.stdout.rpartition("loaded:")
+    assert output.startswith("hetsngp " if arguments == ["--version"] else "Usage: hetsngp")
+    assert "typer" in loaded.split()
+    heavy = {"torch", "numpy", "matplotlib", "lightning", "lightning_fabric", "torchmetrics", "sklearn"}
+    assert not heavy & set(loaded.split())
 
 
 @pytest.mark.parametrize("command", [None, *cli.COMMANDS])
