@@ -1,19 +1,22 @@
 """Names of release 0.1 that have moved or changed: they keep working, with a DeprecationWarning.
 
-``import hetsngp.loop`` finds ``hetsngp.fitting.loop``. Where one module of 0.1 became several, each name is taken
-from the one that has it now.
+``import hetsngp.loop`` finds ``hetsngp.fitting.loop``. Where one module of 0.1 became several, each name is
+taken from the one that has it now.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
 import sys
 import types
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T", bound=Callable[..., Any])
 
 MOVED: dict[str, tuple[str, ...]] = {
     "artifact": ("io.artifact",),
@@ -154,6 +157,41 @@ def renamed(module: str, name: str) -> Any:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     warnings.warn(f"{module}.{name} is now called {new}", DeprecationWarning, stacklevel=3)
     return getattr(importlib.import_module(module), new)
+
+
+def renamed_arguments(**names: str) -> Callable[[T], T]:
+    """Decorate a function or a (data)class: keyword ``old`` is taken as ``new``, with a DeprecationWarning.
+
+    >>> @renamed_arguments(rate="lr")
+    ... def step(lr: float) -> float:
+    ...     return lr
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     step(rate=0.1), str(caught[0].message)
+    (0.1, 'step: rate is now called lr')
+    """
+
+    def decorate(decorated: T) -> T:
+        target: Any = decorated
+        called = target.__init__ if isinstance(target, type) else target
+
+        @functools.wraps(called)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for old, new in names.items():
+                if old in kwargs:
+                    text = f"{decorated.__name__}: {old} is now called {new}"
+                    if new in kwargs:
+                        raise TypeError(f"{text}, and both are given")
+                    warnings.warn(text, DeprecationWarning, stacklevel=2)
+                    kwargs[new] = kwargs.pop(old)
+            return called(*args, **kwargs)
+
+        if isinstance(target, type):
+            target.__init__ = call  # type: ignore[misc]
+            return decorated
+        return call  # type: ignore[return-value]
+
+    return decorate
 
 
 class MovedModule(types.ModuleType):
