@@ -18,7 +18,7 @@ def new_figure(width: float, height: float) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("figures need matplotlib: pip install 'hetsngp[cli]'") from error
+        raise ImportError("figures need matplotlib: pip install 'hetsngp[eval]'") from error
     return Figure(figsize=(width, height), layout="constrained")
 
 

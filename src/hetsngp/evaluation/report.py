@@ -101,7 +101,7 @@ class Report:
         """Write report.json, report.md and the pictures into ``folder``, each whole or not at all; a picture
         of an earlier report that this one does not have is removed.
 
-        Returns report.md. Pictures need matplotlib: ``pip install 'hetsngp[cli]'``.
+        Returns report.md. Pictures need matplotlib: ``pip install 'hetsngp[eval]'``.
         """
         folder = Path(folder)
         pictures = draw_report(self, folder)

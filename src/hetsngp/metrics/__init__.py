@@ -1,4 +1,4 @@
-"""Numbers for predictions, on torchmetrics where it has the metric; needs ``pip install 'hetsngp[cli]'``.
+"""Numbers for predictions, on torchmetrics where it has the metric; needs ``pip install 'hetsngp[eval]'``.
 
 ``probabilities``: probs against labels, votes or several labels at once. ``detection``: scores of inside
 against outside rows. ``selection``: what is left wrong when the doubtful rows are left out.

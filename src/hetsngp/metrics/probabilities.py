@@ -20,7 +20,7 @@ def torchmetrics() -> ModuleType:
     try:
         from torchmetrics.functional import classification
     except ImportError as error:
-        raise ImportError("metrics need torchmetrics: pip install 'hetsngp[cli]'") from error
+        raise ImportError("metrics need torchmetrics: pip install 'hetsngp[eval]'") from error
     return classification
 
 

@@ -64,7 +64,7 @@ def _figure_class() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("sheets need matplotlib: pip install 'hetsngp[cli]'") from error
+        raise ImportError("sheets need matplotlib: pip install 'hetsngp[eval]'") from error
     return Figure
 
 

@@ -874,8 +874,8 @@ def test_missing_packages_are_named_first(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "torchmetrics.functional", None)
-        refused(told, ImportError, r"hetsngp\[cli\]")
+        refused(told, ImportError, r"hetsngp\[eval\]")
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "matplotlib.figure", None)
-        refused(told, ImportError, r"hetsngp\[cli\]", out=tmp_path)
+        refused(told, ImportError, r"hetsngp\[eval\]", out=tmp_path)
     assert told.rows == []

@@ -98,5 +98,5 @@ def test_bad_input_is_named() -> None:
 
 def test_a_missing_torchmetrics_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchmetrics.functional", None)
-    with pytest.raises(ImportError, match=r"pip install 'hetsngp\[cli\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'hetsngp\[eval\]'"):
         metrics.auroc(torch.zeros(1), torch.ones(1))
