@@ -5,7 +5,7 @@ EXTRAS ?= dev,cli,sklearn,vision,tables,text,weights,train
 PYTEST_ARGS ?=
 
 BIN := .venv/bin
-# One stamp per set of extras; renewed when what is to be installed changes.
+# One stamp per set of extras; made anew when the requirements change.
 STAMP := .venv/.installed-$(EXTRAS)
 
 .DEFAULT_GOAL := help
@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt tools/torchvision_hook.py
 	$(BIN)/python tools/torchvision_hook.py
 	@touch '$@'
 
-demo: $(STAMP) ## every method on moons and mixture: train, measure, draw both kinds of doubt into out/demo
+demo: $(STAMP) ## every method on moons and mixture: train, measure, draw both uncertainties, into out/demo
 	$(BIN)/hetsngp demo --tasks two_moons,gaussian_mixture --out out/demo
 	@echo "the noisy circles train for 300 epochs, two minutes more: $(BIN)/hetsngp demo --out out/demo"
 
