@@ -173,7 +173,8 @@ def renamed_arguments(**names: str) -> Callable[[T], T]:
 
     def decorate(decorated: T) -> T:
         target: Any = decorated
-        called = target.__init__ if isinstance(target, type) else target
+        is_class = isinstance(decorated, type)
+        called = target.__init__ if is_class else target
 
         @functools.wraps(called)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -186,8 +187,8 @@ def renamed_arguments(**names: str) -> Callable[[T], T]:
                     kwargs[new] = kwargs.pop(old)
             return called(*args, **kwargs)
 
-        if isinstance(target, type):
-            target.__init__ = call  # type: ignore[misc]
+        if is_class:
+            target.__init__ = call
             return decorated
         return call  # type: ignore[return-value]
 
