@@ -6,6 +6,7 @@ import copy
 import math
 import pickle
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -23,6 +24,7 @@ from hetsngp.functional.laplace import POSTERIORS
 from hetsngp.functional.link import sigmoid_log_probs, softmax_log_probs
 from hetsngp.functional.noise import NOISES
 from hetsngp.models.methods import METHODS
+from hetsngp.nn.backbones import ResidualMLP, WideResNet
 from hetsngp.nn.dirichlet import LOG_UNIT, DirichletHead
 from hetsngp.nn.heads import GaussianHead
 
@@ -104,6 +106,40 @@ def _assert_well_formed(
     assert torch.equal(p.labels, p.probs.argmax(-1))
     assert torch.equal(p.confidence, p.probs.max(-1).values)
     assert p.labels.shape == p.confidence.shape == (rows,)
+
+
+# --- initial values -----------------------------------------------------------------------------------------
+
+BACKBONES: dict[str, Callable[[torch.Generator], torch.nn.Module]] = {
+    "isometry": lambda g: ResidualMLP(2, width=16, depth=1, generator=g),
+    "embedding": lambda g: ResidualMLP(20, width=16, depth=1, generator=g),
+    "convolutions": lambda g: WideResNet(depth=10, width=1, generator=g),
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "backbone"),
+    [
+        *((method, options, "isometry") for method, options in VARIANTS),
+        *((method, {}, backbone) for method in METHODS for backbone in ("embedding", "convolutions")),
+        *((method, {"features": "inducing"}, "isometry") for method in GP),
+    ],
+)
+def test_a_generator_draws_every_initial_value(method: str, options: dict[str, Any], backbone: str) -> None:
+    """Those of the paper's backbones too; torch's global generator neither moves nor matters."""
+    built = []
+    with torch.random.fork_rng(devices=[]):
+        for global_seed, seed in ((1, 5), (2, 5), (2, 6)):
+            torch.manual_seed(global_seed)
+            before, generator = torch.get_rng_state(), _seed(seed)
+            network = BACKBONES[backbone](generator)
+            model = hetsngp.build(method, network, 3, generator=generator, **toy.TINY, **options)
+            assert torch.equal(torch.get_rng_state(), before)
+            built.append(toy.weights(model))
+    toy.assert_same(*built[:2])
+    drawn = [name for name, t in built[0].items() if t.numel() and not torch.equal(t, built[2][name])]
+    assert len(drawn) >= 2  # of the backbone, and of the head
+    assert any(name.startswith("head.") for name in drawn)
 
 
 # --- what comes back ----------------------------------------------------------------------------------------

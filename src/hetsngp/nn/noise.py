@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hetsngp.functional import noise as functional
 from hetsngp.functional.features import clip_length
+from hetsngp.nn.initialization import overwritten_linear
 from hetsngp.nn.latent import FeatureNormalizer, LinearLatent, RandomFeatureGP, member_rows
 from hetsngp.types import AnyFactor
 
@@ -65,12 +66,12 @@ class LowRankNoise(Noise):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__(num_features, rank, members)
-        self.diagonal = nn.Linear(num_features, members * num_classes)
+        self.diagonal = overwritten_linear(num_features, members * num_classes, generator)
         self._make_factor(num_features, num_classes, generator)
         self._start(generator)
 
     def _make_factor(self, num_features: int, num_classes: int, generator: torch.Generator | None) -> None:
-        self.factor = nn.Linear(num_features, self.members * num_classes * self.rank)
+        self.factor = overwritten_linear(num_features, self.members * num_classes * self.rank, generator)
 
     def _factor(self, z: Tensor) -> AnyFactor:
         return functional.low_rank_factor(member_rows(_affine(self.factor, z), self.members), self.rank)
@@ -88,7 +89,7 @@ class ParameterEfficientNoise(LowRankNoise):
     """
 
     def _make_factor(self, num_features: int, num_classes: int, generator: torch.Generator | None) -> None:
-        self.row = nn.Linear(num_features, self.members * num_classes)
+        self.row = overwritten_linear(num_features, self.members * num_classes, generator)
         self.basis = nn.Parameter(
             torch.randn(num_classes, self.rank, generator=generator) / math.sqrt(self.rank)
         )
@@ -120,8 +121,8 @@ class FeatureNoise(Noise):
         """``noisy_features``: m; ``unit``: their typical size, None: the running size of h."""
         super().__init__(num_features, rank, members)
         self.unit = unit
-        self.diagonal = nn.Linear(num_features, noisy_features)
-        self.row = nn.Linear(num_features, noisy_features)
+        self.diagonal = overwritten_linear(num_features, noisy_features, generator)
+        self.row = overwritten_linear(num_features, noisy_features, generator)
         self.basis = nn.Parameter(torch.randn(noisy_features, rank, generator=generator) / math.sqrt(rank))
         self._start(generator)
 

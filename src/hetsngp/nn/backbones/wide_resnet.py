@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hetsngp.nn.initialization import uninitialized
+
 
 class WideResNetBlock(nn.Module):
     """Pre-activation block: a = relu(bn(x)), x ↦ shortcut + conv(dropout(relu(bn(conv(a))))).
@@ -90,8 +92,7 @@ class WideResNet(nn.Module):
 def _conv(
     in_channels: int, out_channels: int, kernel: int, stride: int, generator: torch.Generator | None
 ) -> nn.Conv2d:
-    options = {"stride": stride, "padding": kernel // 2, "bias": False, "device": torch.get_default_device()}
-    layer = nn.utils.skip_init(nn.Conv2d, in_channels, out_channels, kernel, **options)
-    assert isinstance(layer, nn.Conv2d)
+    options = {"stride": stride, "padding": kernel // 2, "bias": False}
+    layer = uninitialized(nn.Conv2d, in_channels, out_channels, kernel, **options)
     nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu", generator=generator)
     return layer
