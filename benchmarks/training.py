@@ -92,7 +92,7 @@ def recipe_of(method: str, bound_every: int, options: Any, seed: int) -> Recipe:
         f"schedule.epochs={options.epochs}",
         f"schedule.lr={options.lr}",
         f"schedule.warmup={min(options.warmup, options.epochs / 5)}",
-        f"schedule.gp_lr={options.gp_lr}",
+        f"schedule.gp_lr_multiplier={options.gp_lr}",
     ]
     if options.spectral_bound is not None:
         changes.append(f"options.spectral_bound={options.spectral_bound}")

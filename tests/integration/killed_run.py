@@ -71,7 +71,7 @@ def mlp() -> Case:
     x, y = toy.blobs(3, 20, flip=0.3)
     loader = DataLoader(rows_of(x, y), 7, shuffle=True, collate_fn=slow_collate)
     schedule = Schedule(14, 0.003, warmup=1.5, smooth=True, optimizer="sgd")
-    plan = TrainConfig(schedule, accumulate=2, average=0.8, patience=3, bound_every=3)
+    plan = TrainConfig(schedule, accumulate=2, ema_decay=0.8, patience=3, bound_every=3)
     return build("hetsngp", network), loader, plan, [toy.blobs(3, 12, flip=0.3, seed=1)]
 
 

@@ -107,16 +107,16 @@ SGD = Schedule(EPOCHS, lr=0.05, weight_decay=1e-3, gp_lr=2.0, optimizer="sgd", w
 ADAM = Schedule(EPOCHS, lr=0.02, weight_decay=1e-2)
 
 CASES = {
-    "hetsngp": Case("hetsngp", TrainConfig(SGD, accumulate=2, average=0.9, seed=3)),
+    "hetsngp": Case("hetsngp", TrainConfig(SGD, accumulate=2, ema_decay=0.9, seed=3)),
     "hetsngp, exact posterior, mc": Case(
         "hetsngp", TrainConfig(ADAM, seed=1), {"posterior": "exact", "sampler": "mc"}
     ),
     "hetsngp in float32": Case("hetsngp", TrainConfig(SGD), {"double": False}),
-    "sngp": Case("sngp", TrainConfig(replace(SGD, decay="linear"), accumulate=2, average=0.9, patience=2)),
+    "sngp": Case("sngp", TrainConfig(replace(SGD, decay="linear"), accumulate=2, ema_decay=0.9, patience=2)),
     "sngp, held bound": Case("sngp", TrainConfig(SGD, bound_every=3), fsdp=False),
     "hetsngp, sample_beta": Case(
         "hetsngp",
-        TrainConfig(SGD, accumulate=2, average=0.9),
+        TrainConfig(SGD, accumulate=2, ema_decay=0.9),
         {"sample_beta": True, "posterior": "exact"},
         fsdp=False,
     ),
@@ -124,13 +124,13 @@ CASES = {
         "deterministic", TrainConfig(replace(SGD, decay="step", milestones=(1,)), accumulate=2, clip=0.1)
     ),
     "deterministic, batch norm": Case("deterministic", TrainConfig(SGD), {"batch_norm": True}),
-    "posterior_network": Case("posterior_network", TrainConfig(ADAM, average=0.8), {"latent_dim": 2}),
+    "posterior_network": Case("posterior_network", TrainConfig(ADAM, ema_decay=0.8), {"latent_dim": 2}),
 }
-MOVED = Case("hetsngp", TrainConfig(SGD, accumulate=2, average=0.9, seed=5))
+MOVED = Case("hetsngp", TrainConfig(SGD, accumulate=2, ema_decay=0.9, seed=5))
 """Begun with ddp, and gone on with by something else."""
 RESUMED = replace(MOVED, options={"dropout": 0.3}, watched=False)
 """Dropout: every process draws its own random numbers, and has to go on with them."""
-FROM_DISK = Case("deterministic", TrainConfig(SGD, accumulate=2, average=0.9), watched=False)
+FROM_DISK = Case("deterministic", TrainConfig(SGD, accumulate=2, ema_decay=0.9), watched=False)
 """A DataLoader's batch is that of a process: two have four images each, and one has eight."""
 NORMED = replace(MOVED, options={"batch_norm": True}, watched=False)
 """BatchNorm: until the end of an epoch every process has its own statistics, and has to go on with them."""

@@ -62,12 +62,12 @@ def test_the_fast_way_learns_and_resumes(method: str, tmp_path: Path) -> None:
     )
     assert len(short.history) == 2
     trained = engine.train(
-        model(method), train, plan(average=0.9), held_out=held_out, keep=CheckpointConfig(tmp_path)
+        model(method), train, plan(ema_decay=0.9), held_out=held_out, keep=CheckpointConfig(tmp_path)
     )
     assert trained.history[-1].loss < trained.history[0].loss
     assert trained.history[-1].held_out < 0.3
     again = engine.train(
-        model(method), train, plan(average=0.9), held_out=held_out, keep=CheckpointConfig(tmp_path)
+        model(method), train, plan(ema_decay=0.9), held_out=held_out, keep=CheckpointConfig(tmp_path)
     )
     assert again.resumed == 16
     for (name, a), b in zip(trained.model.named_parameters(), again.model.parameters(), strict=True):

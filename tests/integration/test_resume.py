@@ -99,7 +99,7 @@ def everything() -> killed_run.Case:
     model, _, _, held_out = killed_run.mlp()
     loader = DataLoader(rows_of(*toy.blobs(3, 6, flip=0.3)), 4, shuffle=True)
     schedule = Schedule(9, 0.01, warmup=1.5, smooth=True, optimizer="sgd")
-    plan = TrainConfig(schedule, accumulate=2, average=0.8, patience=2, bound_every=3)
+    plan = TrainConfig(schedule, accumulate=2, ema_decay=0.8, patience=2, bound_every=3)
     return model, loader, plan, held_out
 
 
@@ -142,7 +142,7 @@ def test_dying_at_any_batch_with_an_older_checkpoint(engine: Engine, tmp_path: P
 def test_dying_with_any_method(method: str, engine: Engine, tmp_path: Path) -> None:
     def make() -> killed_run.Case:
         loader = DataLoader(rows_of(*toy.blobs(3, 8, flip=0.3)), 6, shuffle=True)
-        plan = TrainConfig(Schedule(3, 0.02), average=0.7, bound_every=2)
+        plan = TrainConfig(Schedule(3, 0.02), ema_decay=0.7, bound_every=2)
         return build(method, network()), loader, plan, [toy.blobs(3, 6, seed=1)]
 
     moments = [1, 2, 5, 8, 13, 10**9]
@@ -229,7 +229,7 @@ def test_dying_with_channels_last(optimizer: str, tmp_path: Path) -> None:
         model, loader, _, _ = killed_run.images()
         schedule = Schedule(2, 0.01, optimizer=optimizer)
         loader = DeviceLoader(loader.dataset, 8, shuffle=True, augment=loader.augment)
-        return model, loader, TrainConfig(schedule, average=0.9, bound_every=2), None
+        return model, loader, TrainConfig(schedule, ema_decay=0.9, bound_every=2), None
 
     assert_dying_does_not_matter(
         Engine(Hardware(accelerator="cpu", channels_last=True)),

@@ -6,11 +6,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hetsngp._moved import renamed
+from hetsngp._moved import renamed, renamed_arguments
 from hetsngp.fitting.schedule import Schedule
 from hetsngp.validation import check_positive
 
 
+@renamed_arguments(average="ema_decay")
 @dataclass(frozen=True)
 class TrainConfig:
     """A schedule, and what happens beside the steps."""
@@ -20,9 +21,9 @@ class TrainConfig:
     """Batches a step: their gradients are averaged."""
     clip: float | None = None
     """Largest norm of a step's gradient."""
-    average: float | None = None
-    """Exponential moving average of weights and statistics, by this much a step (0.998): it is what is held
-    against the held-out data, and what the model ends with."""
+    ema_decay: float | None = None
+    """Decay of an exponential moving average of weights and statistics (0.998): the average is evaluated on the
+    held-out data, and the model ends with it."""
     patience: int | None = None
     """Epochs without a lower held-out NLL after which to stop."""
     best: bool = True
@@ -37,8 +38,8 @@ class TrainConfig:
         check_positive("bound_every", self.bound_every, integer=True)
         if self.clip is not None:
             check_positive("clip", self.clip)
-        if self.average is not None and not 0 < self.average < 1:
-            raise ValueError(f"average is between 0 and 1, e.g. 0.998, got {self.average!r}")
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise ValueError(f"ema_decay is between 0 and 1, e.g. 0.998, got {self.ema_decay!r}")
         if self.patience is not None:
             check_positive("patience", self.patience, integer=True)
 

@@ -102,7 +102,7 @@ class FabricGradients(Gradients):
         optimizer = fabric.setup_optimizers(plan.schedule.make_optimizer(model))
         super().__init__(model, optimizer, generator)
         self.points = generator
-        self.average = None if plan.average is None else Average(model, plan.average)
+        self.average = None if plan.ema_decay is None else Average(model, plan.ema_decay)
         self.refresh = BoundRefresh(model)
         self.updates = 0
 

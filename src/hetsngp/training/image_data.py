@@ -12,7 +12,7 @@ from hetsngp.data.images.decoding import IMAGENET_MEAN, IMAGENET_STD, short_side
 from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
 from hetsngp.data.images.files import LIMIT_BYTES, ImageFiles
 from hetsngp.data.images.multi_label import MultiLabelFiles
-from hetsngp.data.preprocessing import Images, Inputs
+from hetsngp.data.preprocessing import Images, Preprocessing
 from hetsngp.data.shards.streams import ShardedImages
 from hetsngp.data.sources import has_test, open_set
 from hetsngp.training.recipes.task import ImageTask
@@ -52,7 +52,7 @@ class Loaders:
     clean: Any
     held_out: Any
     test: Any | None
-    inputs: Inputs
+    inputs: Preprocessing
 
 
 def open_task(task: ImageTask, seed: int) -> TaskData:
@@ -128,9 +128,11 @@ def _in_memory(task: ImageTask, data: TaskData, scale: dict[str, Any], seed: int
     return Loaders(train, train.clean(), held_out, test, inputs)
 
 
-def _inputs(task: ImageTask, data: TaskData, mean: Any, std: Any) -> Inputs:
+def _inputs(task: ImageTask, data: TaskData, mean: Any, std: Any) -> Preprocessing:
     names = data.train.class_names
-    return Inputs(data.shape[1:], tuple(mean), tuple(std), names, data.several_labels, resize=task.resize)
+    return Preprocessing(
+        data.shape[1:], tuple(mean), tuple(std), names, data.several_labels, resize=task.resize
+    )
 
 
 def _loaded(images: Any, task: ImageTask) -> Any:

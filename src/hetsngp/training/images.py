@@ -14,7 +14,7 @@ from torch import nn
 
 from hetsngp import metrics
 from hetsngp.conversion.conversion import convert
-from hetsngp.data.preprocessing import Images, Inputs
+from hetsngp.data.preprocessing import Images, Preprocessing
 from hetsngp.evaluation.figures import draw_curves
 from hetsngp.files import replace_file
 from hetsngp.models.classifier import Classifier, to_device
@@ -26,6 +26,7 @@ from hetsngp.training.config import CheckpointConfig
 from hetsngp.training.engine import Engine
 from hetsngp.training.feeds import share_of
 from hetsngp.training.image_data import make_loaders, open_task, spread
+from hetsngp.training.recipes.keys import current_description
 from hetsngp.training.recipes.recipe import Recipe
 from hetsngp.training.recipes.task import ImageTask
 from hetsngp.types import Prediction
@@ -100,8 +101,10 @@ def finished(folder: Path) -> dict[str, Any] | None:
         summary = json.loads((Path(folder) / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    whole = isinstance(summary, dict) and summary.keys() >= KEYS
-    return summary if whole and (Path(folder) / MODEL / "config.json").is_file() else None
+    complete = isinstance(summary, dict) and summary.keys() >= KEYS
+    if not complete or not (Path(folder) / MODEL / "config.json").is_file():
+        return None
+    return {**summary, "recipe": current_description(summary["recipe"])}
 
 
 def _about(described: dict[str, Any]) -> dict[str, Any]:
@@ -156,7 +159,7 @@ def _from_timm(task: ImageTask, num_classes: int, shape: tuple[int, int, int]) -
 
 
 def _thresholds(
-    model: Classifier, held_out: Images, inputs: Inputs, recipe: Recipe, engine: Engine
+    model: Classifier, held_out: Images, inputs: Preprocessing, recipe: Recipe, engine: Engine
 ) -> Thresholds:
     """By the held-out images, or as many of them as can be looked at together."""
     most = max(1, min(THRESHOLD_ROWS, THRESHOLD_CELLS // model.num_classes))
@@ -169,7 +172,7 @@ def _thresholds(
             break
     rules = recipe.verdicts
     return set_thresholds(
-        Prediction.cat(found), torch.cat(labels), right=rules.right, unfamiliar=rules.unfamiliar
+        Prediction.cat(found), torch.cat(labels), right=rules.correct, unfamiliar=rules.unfamiliar
     )
 
 

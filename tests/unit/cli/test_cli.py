@@ -379,7 +379,7 @@ def train(recipe: Path, *arguments: object) -> Any:
 
 def test_train_makes_a_model_and_goes_on(pictures: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    settings = ["training.average=0.9", "training.patience=3"]
+    settings = ["training.ema_decay=0.9", "training.patience=3"]
     settings += ["schedule.decay=step", "schedule.milestones=[1, 2]"]
     result = train(pictures, "--out", out, *settings)
     assert result.exit_code == 0, result.output
@@ -387,7 +387,7 @@ def test_train_makes_a_model_and_goes_on(pictures: Path, tmp_path: Path) -> None
     assert summary["test"]["examples"] == 31
     assert summary["test"]["accuracy"] > 0.9
     assert summary["recipe"] == read_recipe(pictures, settings).describe()
-    assert summary["recipe"]["plan"]["schedule"]["milestones"] == [1, 2]
+    assert summary["recipe"]["config"]["schedule"]["milestones"] == [1, 2]
     assert summary["changes"] == settings
     assert f"test: accuracy {summary['test']['accuracy']:.4f}" in result.output
     assert "no image is called confident: that takes 20 held-out images" in result.output  # of ten
@@ -441,7 +441,7 @@ def test_what_is_said_of_a_trained_model_may_be_said_anew(
     assert second is not None
     assert not second["recipe"]["task"]["calibrate"]
     assert second["posterior"] != first["posterior"]
-    assert train(pictures, "--out", out, *small, "verdicts.right=0.6").exit_code == 0
+    assert train(pictures, "--out", out, *small, "verdicts.correct=0.6").exit_code == 0
     third = finished(out)
     assert third is not None
     assert third["thresholds"]["right"] == 0.6

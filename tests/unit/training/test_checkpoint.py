@@ -258,7 +258,7 @@ def test_a_folder_is_enough(kind: Any, engine: Engine, tmp_path: Path) -> None:
 
 
 def test_a_finished_run_has_the_weights_of_its_best_epoch(engine: Engine, tmp_path: Path) -> None:
-    plan = TrainConfig(Schedule(12, 0.05), average=0.8, patience=2)
+    plan = TrainConfig(Schedule(12, 0.05), ema_decay=0.8, patience=2)
     options: dict[str, Any] = {"held_out": [toy.blobs(3, 12, flip=0.3, seed=1)]}
     trained = train(engine, CheckpointConfig(tmp_path, seconds=0), plan, **options)
     assert 0 < trained.best < len(trained.history) < 12
@@ -300,7 +300,7 @@ def test_a_changed_plan_is_followed(old: str, new: str, engine: Engine, tmp_path
         torch.testing.assert_close(parameter.detach(), then[name], rtol=0, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("change", [{"average": 0.9}, {"accumulate": 2}, {"seed": 3}, {"clip": 1e-3}])
+@pytest.mark.parametrize("change", [{"ema_decay": 0.9}, {"accumulate": 2}, {"seed": 3}, {"clip": 1e-3}])
 def test_any_change_goes_on(change: dict[str, Any], engine: Engine, tmp_path: Path) -> None:
     keep = begun(engine, tmp_path)
     with pytest.raises(ValueError, match=f"another plan .{next(iter(change))} "):
@@ -378,7 +378,7 @@ def test_nan_between_two_checkpoints(
     """Where it is not looked for at every update, no checkpoint is made of it either."""
     monkeypatch.setattr(run, "CHECK_EVERY", 3)
     model, loader = toy.build("deterministic"), Loader(huge=6)
-    plan = TrainConfig(Schedule(3, 0.05), average=average)
+    plan = TrainConfig(Schedule(3, 0.05), ema_decay=average)
     with pytest.raises(FloatingPointError, match=r"NaN in epoch 2.*last good checkpoint"):
         train(engine, CheckpointConfig(tmp_path, seconds=1e-9, tensorboard=False), plan, loader, model)
     state = read_state(tmp_path / "checkpoint")

@@ -189,7 +189,7 @@ def test_the_average_is_what_is_held_against_the_data_and_kept(engine: Engine, w
     data = batches(TRAIN[0].double(), TRAIN[1])
     held_out = [(x.double(), y) for x, y in held_out]
     trained = engine.train(
-        model, data, TrainConfig(schedule, average=0.7), held_out=held_out if watched else None
+        model, data, TrainConfig(schedule, ema_decay=0.7), held_out=held_out if watched else None
     )
 
     optimizer, g, average, t = schedule.make_optimizer(twin), seed(), {}, 0
@@ -369,7 +369,7 @@ def test_the_callers_random_numbers_are_of_no_consequence(engine: Engine) -> Non
 @pytest.mark.parametrize("method", METHODS)
 def test_a_trained_model_is_an_ordinary_one(engine: Engine, method: str, tmp_path: Path) -> None:
     names = set(toy.build(method).state_dict())
-    plan = TrainConfig(Schedule(2, lr=0.02), bound_every=2, average=0.9)
+    plan = TrainConfig(Schedule(2, lr=0.02), bound_every=2, ema_decay=0.9)
     model = engine.train(toy.build(method), batches(*TRAIN), plan, held_out=batches(*HELD_OUT)).model
     assert set(model.state_dict()) == names
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
@@ -522,8 +522,8 @@ def test_bad_batches_are_told_before_they_reach_the_device(
         ({"accumulate": 0}, "accumulate must be a positive whole number"),
         ({"bound_every": 0.5}, "bound_every must be a positive whole number"),
         ({"clip": 0.0}, "clip must be a positive finite number"),
-        ({"average": 1.0}, "average is between 0 and 1, e.g. 0.998, got 1.0"),
-        ({"average": 0.0}, "average is between 0 and 1"),
+        ({"ema_decay": 1.0}, "ema_decay is between 0 and 1, e.g. 0.998, got 1.0"),
+        ({"ema_decay": 0.0}, "ema_decay is between 0 and 1"),
         ({"patience": 0}, "patience must be a positive whole number"),
     ],
 )

@@ -13,7 +13,7 @@ pytest.importorskip("PIL.Image")
 
 import hetsngp
 from hetsngp.data.images.arrays import ImageArrays
-from hetsngp.data.preprocessing import Inputs
+from hetsngp.data.preprocessing import Preprocessing
 from hetsngp.nn.backbones import WideResNet
 from hetsngp.serving.decisions import set_thresholds
 from hetsngp.training import CheckpointConfig, Engine, Hardware, images
@@ -119,7 +119,7 @@ def test_thresholds_are_of_rows_from_all_classes(
     hetsngp.fit_posterior(model, [(scaled, held_out.labels)])
     monkeypatch.setattr(images, "THRESHOLD_ROWS", most)
     monkeypatch.setattr(images, "THRESHOLD_BATCH", batch)
-    inputs = Inputs((8, 8), (0.5,) * 3, (0.25,) * 3, held_out.class_names)
+    inputs = Preprocessing((8, 8), (0.5,) * 3, (0.25,) * 3, held_out.class_names)
     found = _thresholds(model, held_out, inputs, recipe(tmp_path), engine)
     rows = np.linspace(0, 89, most).round().astype(int)
     want = set_thresholds(model.predict(scaled[rows]), held_out.labels[rows])

@@ -165,7 +165,7 @@ def test_several_labels(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     assert data.several_labels
     assert (len(data.train), len(data.held_out)) == (6, 2)
     loaders = make_loaders(several, data, {}, seed=0)
-    assert loaders.inputs.several_labels
+    assert loaders.inputs.multi_label
     assert len(loaders.inputs.class_names) == len(wnids("imagenet21k"))
 
     def labels(*names: str) -> list[list[int]]:

@@ -62,7 +62,7 @@ def assert_same(got: Trained, want: Trained) -> None:
 
 @pytest.mark.parametrize("average", [None, 0.7])
 def test_held_out_data_choose_nothing(engine: Engine, average: float | None) -> None:
-    plan = replace(PLAN, average=average)
+    plan = replace(PLAN, ema_decay=average)
     last, chosen = train(engine, plan), train(engine, replace(plan, best=True))
     assert chosen.best < 8  # so that it is worth asking for
     assert last.best == 8
@@ -73,7 +73,7 @@ def test_held_out_data_choose_nothing(engine: Engine, average: float | None) -> 
 
 @pytest.mark.parametrize("average", [None, 0.7])
 def test_patience_stops_where_it_would(engine: Engine, average: float | None) -> None:
-    plan = replace(PLAN, average=average, patience=2, schedule=replace(PLAN.schedule, epochs=40))
+    plan = replace(PLAN, ema_decay=average, patience=2, schedule=replace(PLAN.schedule, epochs=40))
     last, chosen = train(engine, plan), train(engine, replace(plan, best=True))
     count = len(chosen.history)
     assert last.history == chosen.history
@@ -86,7 +86,7 @@ def test_patience_stops_where_it_would(engine: Engine, average: float | None) ->
 @pytest.mark.parametrize("average", [None, 0.7])
 def test_it_goes_on_from_any_epoch(engine: Engine, average: float | None, tmp_path: Path) -> None:
     """From the sixth, and the best has been: patience goes on counting from it, and it is on no disk."""
-    plan = replace(PLAN, average=average, patience=6)
+    plan = replace(PLAN, ema_decay=average, patience=6)
     whole = train(engine, plan)
     best = min(whole.history, key=lambda result: result.held_out or 0.0).epoch
     assert best < 6

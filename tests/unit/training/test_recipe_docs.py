@@ -112,4 +112,4 @@ def test_the_file_shown_is_one(tmp_path: Path) -> None:
     assert shown is not None
     (tmp_path / "mine.toml").write_text(shown[1], encoding="utf-8")
     recipe = read_recipe(tmp_path / "mine.toml")
-    assert (recipe.name, recipe.task.data, recipe.plan.average) == ("mine", "photos", 0.998)
+    assert (recipe.name, recipe.task.data, recipe.plan.ema_decay) == ("mine", "photos", 0.998)

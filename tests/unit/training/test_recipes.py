@@ -14,10 +14,11 @@ from hetsngp.fitting.schedule import Schedule
 from hetsngp.models.options import Options
 from hetsngp.training.config import TrainConfig
 from hetsngp.training.hardware import Hardware
-from hetsngp.training.recipes.keys import known_keys
+from hetsngp.training.recipes.keys import RENAMED, current_description, known_keys
 from hetsngp.training.recipes.recipe import Recipe, book_names, read_recipe, recipe_file
 from hetsngp.training.recipes.task import ImageTask, VerdictRules
 
+SAVED = Path(__file__).parents[2] / "saved_0_1"
 SMALLEST = 'data = "cifar10"\nnetwork = "wrn-10-1"\nmethod = "sngp"\n[schedule]\nepochs = 10\n'
 WHOLE = """
 data = "photos"
@@ -52,7 +53,7 @@ smooth = false
 [training]
 accumulate = 2
 clip = 1
-average = 0.99
+ema_decay = 0.99
 patience = 4
 
 [hardware]
@@ -61,7 +62,7 @@ channels_last = true
 devices = 4
 
 [verdicts]
-right = 0.9
+correct = 0.9
 """
 
 
@@ -91,9 +92,11 @@ def test_all_that_a_file_says(tmp_path: Path) -> None:
             calibrate=False,
             options={"rank": 3, "temperature": 2.0, "spectral_bound": math.inf, "sample_beta": True},
         ),
-        plan=TrainConfig(schedule, accumulate=2, clip=1.0, average=0.99, patience=4, bound_every=10, seed=7),
+        plan=TrainConfig(
+            schedule, accumulate=2, clip=1.0, ema_decay=0.99, patience=4, bound_every=10, seed=7
+        ),
         hardware=Hardware(precision="bf16-mixed", channels_last=True, devices=4),
-        verdicts=VerdictRules(right=0.9, unfamiliar=0.05),
+        verdicts=VerdictRules(correct=0.9, unfamiliar=0.05),
     )
 
 
@@ -188,7 +191,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "schedule.epochs": (12,),
     "schedule.lr": ("1e-2",),
     "schedule.weight_decay": (0,),
-    "schedule.gp_lr": (10,),
+    "schedule.gp_lr_multiplier": (10,),
     "schedule.stop_after": (3,),
     "schedule.optimizer": ("sgd",),
     "schedule.momentum": (0.5,),
@@ -200,7 +203,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "schedule.smooth": ("false",),
     "training.accumulate": (2,),
     "training.clip": (1,),
-    "training.average": (0.9,),
+    "training.ema_decay": (0.9,),
     "training.patience": (5,),
     "training.best": ("false",),
     "training.bound_every": (1,),
@@ -211,7 +214,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "hardware.precision": ("16-mixed",),
     "hardware.channels_last": ("true",),
     "hardware.compile": ("true",),
-    "verdicts.right": (0.9,),
+    "verdicts.correct": (0.9,),
     "verdicts.unfamiliar": (0.01,),
     "pretrained": (),  # below: it needs another network
 }
@@ -317,7 +320,7 @@ def test_changes_that_take_two(tmp_path: Path) -> None:
         ("seed=4294967296", "seed is a whole number from 0 to"),
         ("hardware.precision=bf16", "choose one of '32-true', 'bf16-mixed'"),
         ("hardware.devices=1.5", "hardware.devices is a whole number or a word"),
-        ("verdicts.right=1", "verdicts.right is a share"),
+        ("verdicts.correct=1", "verdicts.correct is a share"),
         ("verdicts.unfamiliar=0.0", "verdicts.unfamiliar is a share"),
     ],
 )
@@ -325,6 +328,53 @@ def test_changes_that_are_refused(tmp_path: Path, change: str, words: str) -> No
     with pytest.raises(ValueError, match=re.escape(words)) as refused:
         read_recipe(written(tmp_path, STEPS), [change])
     assert str(refused.value).startswith("recipe mine: ")
+
+
+# --- keys of 0.1 ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_an_old_key_is_read_with_a_warning_that_names_the_new_one(tmp_path: Path, old: str, new: str) -> None:
+    message = re.escape(f"{old} is now called {new}")
+    section, _, name = old.partition(".")
+    table = f"{name} = 0.7\n" if section == "schedule" else f"[{section}]\n{name} = 0.7\n"
+    with pytest.warns(DeprecationWarning, match=message):
+        in_a_file = read_recipe(written(tmp_path, SMALLEST + table))
+    with pytest.warns(DeprecationWarning, match=message):
+        changed = read_recipe(written(tmp_path, SMALLEST), [f"{old} = 0.7"])
+    expected = read_recipe(written(tmp_path, SMALLEST), [f"{new}=0.7"])
+    assert at(expected, new) == 0.7
+    assert in_a_file.describe() == changed.describe() == expected.describe()
+    assert changed.changes == (f"{old} = 0.7",)
+    with pytest.warns(DeprecationWarning, match=message):  # --set overrides the file, whatever the names
+        overridden = read_recipe(written(tmp_path, SMALLEST + table), [f"{new}=0.6"])
+    assert at(overridden, new) == 0.6
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_an_old_key_beside_its_new_name_is_refused(tmp_path: Path, old: str, new: str) -> None:
+    section, _, name = old.partition(".")
+    head = "" if section == "schedule" else f"[{section}]\n"
+    file = written(tmp_path, f"{SMALLEST}{head}{name} = 0.7\n{new.partition('.')[2]} = 0.7\n")
+    with pytest.raises(ValueError, match="both are given"), pytest.warns(DeprecationWarning):
+        read_recipe(file)
+
+
+def test_new_keys_exist_and_old_ones_are_gone() -> None:
+    assert set(RENAMED.values()) <= set(known_keys())
+    assert not set(RENAMED) & set(known_keys())
+
+
+def test_a_description_written_by_0_1_is_that_of_the_same_recipe(tmp_path: Path) -> None:
+    old = json.loads((SAVED / "run" / "summary.json").read_text())["recipe"]
+    with pytest.warns(DeprecationWarning, match="gp_lr"):
+        now = read_recipe(SAVED / "recipe.toml").describe()
+    assert old != now
+    assert current_description(old) == current_description(now) == now
+    old["plan"]["schedule"]["gp_lr"] = 3.0
+    assert current_description(old) != now
+    for broken in (None, [], "recipe", {"plan": 3}, {"config": {"schedule": None}}):
+        assert current_description(broken) == broken
 
 
 def test_shares_and_warm_up_follow_the_epochs(tmp_path: Path) -> None:
@@ -347,8 +397,8 @@ def test_what_is_described_is_strict_json(tmp_path: Path) -> None:
         assert json.loads(json.dumps(described, allow_nan=False)) == described
     described = read_recipe(written(tmp_path, WHOLE)).describe()
     assert described["task"]["options"]["spectral_bound"] == "inf"
-    assert described["plan"]["schedule"]["milestones"] == [5, 10]
-    assert described["plan"]["seed"] == 7
+    assert described["config"]["schedule"]["milestones"] == [5, 10]
+    assert described["config"]["seed"] == 7
 
 
 def test_without_a_gpu_settings_for_one_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -262,7 +262,7 @@ def test_the_model_ends_without_a_posterior(average: float | None, watched: bool
     """An average of eigenvectors is none; and no one is told of a posterior that is out of date."""
     x, y = data()
     model = built("hetsngp")
-    plan = TrainConfig(MOVING.schedule, average=average, bound_every=2)
+    plan = TrainConfig(MOVING.schedule, ema_decay=average, bound_every=2)
     engine.train(model, [(x, y)], plan, held_out=[data(seed=1)] if watched else None)
     assert not model.head.posterior.is_filled
     with pytest.raises(hetsngp.PosteriorNotFittedError):
@@ -294,7 +294,7 @@ def test_fsdp_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_killed_run_ends_as_if_it_had_not_been(at: int, engine: Engine, tmp_path: Path) -> None:
     """Four batches an epoch: killed in the first one, within later ones, and between two."""
     x, y = toy.blobs(3, 8)
-    plan = TrainConfig(MOVING.schedule, average=0.9, seed=2)
+    plan = TrainConfig(MOVING.schedule, ema_decay=0.9, seed=2)
 
     def model() -> hetsngp.Classifier:
         return toy.build("hetsngp", sample_beta=True)

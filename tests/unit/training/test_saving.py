@@ -93,7 +93,7 @@ def test_a_finished_run_cannot_be_made_longer(engine: Engine, tmp_path: Path) ->
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1)])
 def test_bounds_may_be_held_from_now_on(before: int, after: int, engine: Engine, tmp_path: Path) -> None:
-    plan = replace(PLAN, average=0.9)
+    plan = replace(PLAN, ema_decay=0.9)
     begin(engine, tmp_path, replace(plan, bound_every=before))
     trained = engine.train(
         toy.build("hetsngp"),

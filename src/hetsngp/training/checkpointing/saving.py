@@ -13,6 +13,7 @@ from hetsngp.training.checkpointing.states import STATISTICS, load_model, load_o
 from hetsngp.training.checkpointing.storage import has_state, read_state
 from hetsngp.training.config import CheckpointConfig
 from hetsngp.training.logs import COLUMNS, Row
+from hetsngp.training.recipes.keys import current_config
 
 if TYPE_CHECKING:
     from hetsngp.training.run import TrainingRun
@@ -92,6 +93,7 @@ class Saving:
 
     def _resume(self, state: dict[str, Any], keep: CheckpointConfig) -> None:
         run, gradients = self.run, self.run.gradients
+        state["plan"] = current_config(state["plan"])
         self._check(state, keep)
         load_model(run.model, state["model"])
         if state["entrance"] is not None:

@@ -1,4 +1,4 @@
-"""The keys of a recipe file, and values as the classes behind them want them."""
+"""Keys of a recipe file, old keys among them, and values converted to the types of the dataclass fields."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import difflib
 import tomllib
 import types
 import typing
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -25,7 +26,13 @@ SECTIONS: dict[str, type] = {
 }
 """Tables of a recipe file, and whose fields their keys are."""
 NOT_SAID = {"training": ("schedule", "seed"), "options": ("class_counts", "dataset_size")}
-"""Fields that have a place of their own, or that the data decide."""
+"""Fields that are set elsewhere in the file, or by the data."""
+RENAMED = {
+    "schedule.gp_lr": "schedule.gp_lr_multiplier",
+    "training.average": "training.ema_decay",
+    "verdicts.right": "verdicts.correct",
+}
+"""Key of 0.1 → its new name. An old key is read with a DeprecationWarning."""
 
 
 def known_keys() -> tuple[str, ...]:
@@ -40,8 +47,52 @@ def known_keys() -> tuple[str, ...]:
     return (*top, "seed", *inner, "schedule.milestone_shares")
 
 
+def rename_keys(content: dict[str, Any]) -> None:
+    """Replace the old keys of a recipe file by the new ones."""
+    for old, new in RENAMED.items():
+        section, _, name = old.partition(".")
+        table = content.get(section)
+        if isinstance(table, dict) and name in table:
+            new_name = _current_key(old).partition(".")[2]
+            if new_name in table:
+                raise ValueError(f"{old} is now called {new}, and both are given: leave out {old}")
+            content[section] = {new_name if key == name else key: value for key, value in table.items()}
+
+
+def _current_key(key: str) -> str:
+    new = RENAMED.get(key, key)
+    if new != key:
+        warnings.warn(f"the recipe key {key} is now called {new}", DeprecationWarning, stacklevel=4)
+    return new
+
+
+def current_config(described: Mapping[str, Any]) -> dict[str, Any]:
+    """A description of a :class:`TrainConfig`, maybe written by 0.1, with the names of its fields now."""
+    return {
+        **_current_names("training", described),
+        "schedule": _current_names("schedule", described["schedule"]),
+    }
+
+
+def current_description(described: Any) -> Any:
+    """A description of a recipe, maybe written by 0.1, with the names that :meth:`Recipe.describe` has now."""
+    try:
+        found = dict(described)
+        found["config"] = current_config(found.pop("plan" if "plan" in found else "config"))
+        found["verdicts"] = _current_names("verdicts", found["verdicts"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return described  # not a description of a recipe
+    return found
+
+
+def _current_names(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        RENAMED.get(f"{section}.{name}", name).rpartition(".")[2]: value for name, value in values.items()
+    }
+
+
 def check_keys(content: Mapping[str, Any]) -> None:
-    """All of them are known, and tables are tables."""
+    """Raise unless all keys are known, and tables are tables."""
     known = known_keys()
     for key, value in content.items():
         if key in SECTIONS:
@@ -63,16 +114,17 @@ def _check_key(key: str, known: Sequence[str]) -> None:
 
 
 def hint(close: Sequence[str]) -> str:
-    """For an error."""
+    """Suggest the first of ``close``, for an error message."""
     return f"did you mean {close[0]!r}? " if close else ""
 
 
 def apply_change(content: dict[str, Any], change: str) -> None:
-    """As in "schedule.epochs=3": TOML on the right, or a bare word."""
+    """Apply a change such as "schedule.epochs=3": the value is TOML, or a bare word."""
     key, equals, text = change.partition("=")
     key, text = key.strip(), text.strip()
     if not equals or not key or not text:
         raise ValueError(f"--set takes key=value, e.g. --set schedule.epochs=3, got {change!r}")
+    key = _current_key(key)
     _check_key(key, known_keys())
     try:
         value = tomllib.loads(f"value = {text}")["value"]
@@ -91,7 +143,7 @@ def apply_change(content: dict[str, Any], change: str) -> None:
 
 
 def make(kind: type, section: str, values: Mapping[str, Any]) -> Any:
-    """A dataclass of what the file says."""
+    """Make the dataclass ``kind`` from the values of a section."""
     found = {
         name: typed(f"{section}.{name}" if section else name, value, kind) for name, value in values.items()
     }
@@ -99,15 +151,17 @@ def make(kind: type, section: str, values: Mapping[str, Any]) -> Any:
 
 
 def options_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Of :func:`hetsngp.build`."""
+    """Options of :func:`hetsngp.build` from the values in the file."""
     return {name: typed(f"options.{name}", value, Options) for name, value in values.items()}
 
 
 def typed(key: str, value: Any, kind: type) -> Any:
-    """``value`` as the field of ``kind`` wants it, or an error that names the key."""
+    """Convert ``value`` to the type of the field of ``kind``; errors name the key."""
     name = key.rpartition(".")[2]
     told = typing.get_type_hints(kind)[name]
-    allowed = typing.get_args(told) if isinstance(told, types.UnionType) else (told,)
+    is_union = typing.get_origin(told) in (typing.Union, types.UnionType)
+    allowed = typing.get_args(told) if is_union else (told,)
+    allowed = tuple(str if typing.get_origin(a) is typing.Literal else a for a in allowed)
     if value == "none" and type(None) in allowed:
         return None
     if any(typing.get_origin(a) is tuple for a in allowed):

@@ -1,4 +1,4 @@
-"""Recipes: a training as a small TOML file, from the book that comes with the package or the user's own."""
+"""Recipes: a training as a small TOML file, of the user or one of the configs that come with the package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ import torch
 from hetsngp.fitting.schedule import Schedule
 from hetsngp.training.config import TrainConfig
 from hetsngp.training.hardware import Hardware
-from hetsngp.training.recipes.keys import SECTIONS, apply_change, check_keys, hint, make, options_of, typed
+from hetsngp.training.recipes.keys import (
+    SECTIONS,
+    apply_change,
+    check_keys,
+    hint,
+    make,
+    options_of,
+    rename_keys,
+    typed,
+)
 from hetsngp.training.recipes.task import ImageTask, VerdictRules
 
 BOOK = Path(__file__).parents[2] / "configs"
@@ -43,7 +52,7 @@ class Recipe:
         return {
             "name": self.name,
             "task": task,
-            "plan": self.plan.describe(),
+            "config": self.plan.describe(),
             "verdicts": asdict(self.verdicts),
         }
 
@@ -104,6 +113,7 @@ def read_recipe(source: str | Path, changes: Sequence[str] = ()) -> Recipe:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a TOML file: {error}") from error
     try:
+        rename_keys(content)
         for change in changes:
             apply_change(content, change)
         return _recipe(name, content, tuple(changes))

@@ -1,4 +1,4 @@
-"""What is to be learned by what, and what is said of its predictions."""
+"""Data, network and method of a training, and rules for the verdicts on its predictions."""
 
 from __future__ import annotations
 
@@ -6,40 +6,42 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetsngp.models.methods import METHODS, check_options
-from hetsngp.validation import check_choice, check_positive
+from hetsngp._moved import renamed_arguments
+from hetsngp.models.methods import check_method, check_options
+from hetsngp.models.options import MethodName
+from hetsngp.validation import check_positive
 
 
 @dataclass(frozen=True)
 class ImageTask:
-    """What is to be learned by what."""
+    """Data, network and method."""
 
     data: str
-    """A name of ``hetsngp.data.datasets.registry`` such as cifar100 or cifar10n:worse, a folder, or a .npz file."""
+    """A name of ``hetsngp.data.datasets.registry`` (cifar100, cifar10n:worse), a folder, or a .npz file."""
     network: str = "wrn-16-8"
     """A Wide ResNet, or the name of a network in timm, which is converted."""
-    method: str = "hetsngp"
+    method: MethodName = "hetsngp"
     pretrained: bool = False
     """Whether timm's network comes with its weights."""
     size: int | None = None
-    """Of image files, pixels of a side."""
+    """Side in pixels to which image files are cut."""
     resize: int | None = None
-    """Of image files, but for those trained on from disk: the short side before the middle is taken."""
+    """Short side of image files before the centre crop; not of those that are trained on from disk."""
     from_disk: bool = False
-    """Read image files batch by batch, random parts of them, in place of holding all in memory."""
+    """Read image files batch by batch, random crops of them, instead of holding all in memory."""
     workers: int | None = None
     """Processes that read from disk, for each device; None: one a core, at most 8."""
     batch_size: int = 128
-    """Over all processes."""
+    """Examples of a batch, over all processes."""
     held_out: float = 0.1
-    """Share of the training images kept to stop and to calibrate by."""
+    """Share of the training images kept for early stopping and calibration."""
     calibrate: bool = True
     """Set temperature and posterior scale on the held-out images."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of :func:`hetsngp.build`."""
+    """Options of :func:`hetsngp.build`."""
 
     def __post_init__(self) -> None:
-        check_choice("method", self.method, tuple(METHODS))
+        check_method(self.method)
         check_positive("batch_size", self.batch_size, integer=True)
         check_options(dict(self.options))
         if not 0 < self.held_out < 1:
@@ -53,16 +55,17 @@ class ImageTask:
             raise ValueError(f"{self.network} has no pretrained weights: name a network of timm's")
 
 
+@renamed_arguments(right="correct")
 @dataclass(frozen=True)
 class VerdictRules:
-    """What a prediction has to be to be called confident, or unfamiliar: see :mod:`hetsngp.serving`."""
+    """When a prediction is called confident, or unfamiliar: see :mod:`hetsngp.serving`."""
 
-    right: float = 0.95
-    """Share of right answers among held-out inputs that are called confident."""
+    correct: float = 0.95
+    """Share of correct labels among held-out inputs that are called confident."""
     unfamiliar: float = 0.05
     """Share of held-out inputs that may be called unfamiliar."""
 
     def __post_init__(self) -> None:
-        for name in ("right", "unfamiliar"):
+        for name in ("correct", "unfamiliar"):
             if not 0 < getattr(self, name) < 1:
                 raise ValueError(f"verdicts.{name} is a share between 0 and 1, got {getattr(self, name)!r}")
