@@ -9,10 +9,10 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-import importlib.util
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,37 +28,46 @@ FINGERPRINT = "fingerprint"
 
 @dataclass(frozen=True)
 class ResultCache:
-    """Results in ``folder``, one file for each name: JSON for values, npz for arrays. A damaged file counts as
-    missing.
+    """Results in ``folder``, one file for each name: JSON for values, npz for arrays.
+
+    A damaged file counts as missing. A fingerprint of None belongs to a result that cannot be compared with
+    another: it is neither written nor read.
     """
 
     folder: Path
 
-    def read(self, name: str, fingerprint: str) -> dict[str, Any] | None:
+    def read(self, name: str, fingerprint: str | None) -> dict[str, Any] | None:
         """Value that :meth:`write` stored with this fingerprint, or None."""
+        if fingerprint is None:
+            return None
         try:
             content = json.loads(self.file(name, ".json").read_text(encoding="utf-8"))
             return content if content.pop(FINGERPRINT) == fingerprint else None
-        except (OSError, ValueError, KeyError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
-    def write(self, name: str, fingerprint: str, content: Mapping[str, Any]) -> None:
+    def write(self, name: str, fingerprint: str | None, content: Mapping[str, Any]) -> None:
         """Store a value that strict JSON can hold."""
-        write_json(self.file(name, ".json"), {FINGERPRINT: fingerprint, **content})
+        if fingerprint is not None:
+            write_json(self.file(name, ".json"), {FINGERPRINT: fingerprint, **content}, indent=None)
 
-    def read_arrays(self, name: str, fingerprint: str) -> dict[str, np.ndarray] | None:
+    def read_arrays(self, name: str, fingerprint: str | None) -> dict[str, np.ndarray] | None:
         """Arrays that :meth:`write_arrays` stored with this fingerprint, or None."""
+        file = self.file(name, ".npz")
+        if fingerprint is None or not file.is_file():
+            return None
         try:
-            with np.load(self.file(name, ".npz"), allow_pickle=False) as file:
-                arrays = dict(file)
+            with np.load(file, allow_pickle=False) as archive:
+                arrays = dict(archive)
             return arrays if str(arrays.pop(FINGERPRINT)) == fingerprint else None
-        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
+        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error):
             return None
 
-    def write_arrays(self, name: str, fingerprint: str, arrays: Mapping[str, np.ndarray]) -> None:
+    def write_arrays(self, name: str, fingerprint: str | None, arrays: Mapping[str, np.ndarray]) -> None:
         """Store arrays of numbers or text."""
-        content: dict[str, Any] = {FINGERPRINT: np.array(fingerprint), **arrays}
-        write_atomically(self.file(name, ".npz"), lambda file: np.savez_compressed(file, **content))
+        if fingerprint is not None:
+            content: dict[str, Any] = {FINGERPRINT: np.array(fingerprint), **arrays}
+            write_atomically(self.file(name, ".npz"), lambda file: np.savez_compressed(file, **content))
 
     def file(self, name: str, suffix: str) -> Path:
         """File of a result: readable, and different for different names."""
@@ -67,64 +76,84 @@ class ResultCache:
         return self.folder / f"{plain}{distinct}{suffix}"
 
 
+PACKAGE = Path(__file__).parents[1]
+
+
 def fingerprint_of(*decides: Any) -> str:
     """Hash of values that JSON can hold."""
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @functools.cache
-def code_fingerprint(*modules: str) -> str:
-    """Hash of the source of ``modules`` and of every module of this package that they import, directly or not.
+def code_fingerprint(*modules: str, package: Path = PACKAGE) -> str:
+    """Hash of the source of ``modules`` and of all modules of this package that they import, directly or not.
 
-    A name in ``modules`` that does not exist is an error: a module that has moved must not drop out unnoticed.
-    The root package does not count, because it names everything; neither does the ``__init__`` of a package
-    from which a submodule alone is imported.
+    "hetsngp.data.*" stands for every module in ``hetsngp.data``. A name that does not exist is an error: a
+    module that has moved must not drop out unnoticed. The ``__init__`` of a package from which a submodule
+    alone is imported does not count. Read once in a process: the source may be edited while it runs.
 
     >>> code_fingerprint("hetsngp.functional.link") != code_fingerprint("hetsngp.functional.features")
     True
     """
     digest = hashlib.sha256()
-    for name, file in sorted(imported_modules(*modules).items()):
+    for name, file in sorted(imported_modules(*modules, package=package).items()):
         digest.update(name.encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 
-def imported_modules(*modules: str) -> dict[str, Path]:
-    """Source files of ``modules`` and of every module of this package that they import, by module name."""
+def imported_modules(*modules: str, package: Path = PACKAGE) -> dict[str, Path]:
+    """Source files of ``modules`` and of every module of ``package`` that they import, by module name.
+
+    Nothing is imported: modules are found by their files, and imports by parsing these.
+    """
     found: dict[str, Path] = {}
-    waiting = list(modules)
+    waiting = [name for module in modules for name in _expanded(module, package)]
     while waiting:
         name = waiting.pop()
         if name in found:
             continue
-        file = _source_file(name)
+        file = _source_file(name, package)
         if file is None:
-            raise ModuleNotFoundError(f"no module {name!r}: results that depend on it cannot be told apart")
+            raise ModuleNotFoundError(f"no module {name!r}: has it moved? Results depend on its code")
         found[name] = file
-        waiting.extend(_imports(file))
+        waiting.extend(_imports(file, package))
     return found
 
 
-@functools.cache
-def _source_file(name: str) -> Path | None:
-    """File of a module of this package; None where there is no such module."""
-    try:
-        spec = importlib.util.find_spec(name)
-    except ModuleNotFoundError:
-        return None
-    return None if spec is None or spec.origin is None else Path(spec.origin)
+def _expanded(module: str, package: Path) -> list[str]:
+    """Name of a module, or the names of all modules in a package for "PACKAGE.*"."""
+    if not module.endswith(".*"):
+        return [module]
+    parts = module.removesuffix(".*").split(".")
+    folder = package.parent.joinpath(*parts)
+    files = sorted(folder.rglob("*.py"))
+    if not files:
+        raise ModuleNotFoundError(f"no package {'.'.join(parts)!r}: has it moved? Results depend on its code")
+    names = [".".join(file.relative_to(package.parent).with_suffix("").parts) for file in files]
+    return [name.removesuffix(".__init__") for name in names]
 
 
-def _imports(file: Path) -> Iterator[str]:
-    """Modules of this package that a file imports, anywhere in its source."""
-    root = __name__.partition(".")[0]
+def _source_file(name: str, package: Path) -> Path | None:
+    """File of a module of ``package``; None where there is no such module."""
+    base = package.parent.joinpath(*name.split("."))
+    return next(
+        (file for file in (base.with_name(f"{base.name}.py"), base / "__init__.py") if file.exists()), None
+    )
+
+
+def _imports(file: Path, package: Path) -> Iterator[str]:
+    """Modules of ``package`` that a file imports, anywhere in its source."""
+    root = package.name
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        names: list[str] = []
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.startswith(f"{root}."))
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            for alias in node.names:
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                raise ValueError(f"{file}:{node.lineno}: a relative import; name the module from {root} on")
+            for alias in node.names if f"{node.module}.".startswith(f"{root}.") else ():
                 submodule = f"{node.module}.{alias.name}"
-                if node.module.startswith(root) and _source_file(submodule) is not None:
-                    yield submodule
-                elif node.module.startswith(f"{root}."):
-                    yield node.module
+                names.append(str(node.module) if _source_file(submodule, package) is None else submodule)
+        if root in names:  # it resolves names lazily, so that their modules could not be followed
+            raise ValueError(f"{file}:{node.lineno}: imports from {root} itself; name the module that has it")
+        yield from (name for name in names if name.startswith(f"{root}."))

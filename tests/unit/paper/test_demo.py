@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import shutil
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +17,10 @@ from scipy.stats import sem
 
 import hetsngp.fitting.loop
 from hetsngp.data.datasets.synthetic import LabelledPoints, SyntheticTask, compass, make_task
-from hetsngp.evaluation.cache import code_hash
 from hetsngp.files import write_atomically
 from hetsngp.models.methods import METHODS
 from hetsngp.paper.synthetic import experiment as synthetic
-from hetsngp.paper.synthetic import plots, store
+from hetsngp.paper.synthetic import plots
 from hetsngp.paper.synthetic import processes as runs
 from hetsngp.paper.synthetic.demo import DemoConfig, run_demo
 from hetsngp.paper.synthetic.experiment import (
@@ -262,22 +260,6 @@ def test_a_file_belongs_to_settings_and_code(tmp_path: Path) -> None:
     assert len(names) == 5
     circles = SyntheticRun("noisy_circles", "sngp", 0, recipe=TINY)  # have their own noise
     assert box.fingerprint(circles) == box.fingerprint(dataclasses.replace(circles, label_noise=0.2))
-
-
-def test_the_code_hash_sees_what_decides_and_only_that(tmp_path: Path) -> None:
-    package = tmp_path / "hetsngp"
-    shutil.copytree(store.PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
-    before = code_hash(package)
-    assert before == code_hash()
-    (package / "evaluation" / "plots.py").write_text("")
-    assert code_hash(package) == before
-    with (package / "loop.py").open("a") as file:
-        file.write("#")
-    assert code_hash(package) != before
-    for name in store.SHOWS:
-        assert (store.PACKAGE / name).exists()
-    assert "evaluation/measuring.py" in store.SHOWS
-    assert "evaluation/synthetic.py" not in store.SHOWS
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
