@@ -187,19 +187,10 @@ def _entropy(probs: Tensor, labels: Tensor | None) -> Tensor:
 
 
 def _reduce(probs: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
-    values = {"confidence": probs.amax(-1)}
     if labels is None:
-        return values
-    if labels.dim() == 2:
-        return values | {
-            "correct": metrics.has_top_class(probs, labels),
-            "nll": metrics.binary_nll_terms(probs, labels),
-        }
-    return values | {
-        "correct": probs.argmax(-1) == labels,
-        "nll": metrics.nll_terms(probs, labels),
-        "brier": metrics.brier_terms(probs, labels),
-    }
+        return {"confidence": probs.amax(-1)}
+    values = metrics.example_terms(probs, labels)._asdict()
+    return values if labels.dim() == 2 else values | {"brier": metrics.brier_terms(probs, labels)}
 
 
 def _check(values: Mapping[str, Tensor], where: str) -> None:

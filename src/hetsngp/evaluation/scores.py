@@ -101,7 +101,8 @@ def quality(rows: SetPredictions, num_bins: int) -> Quality:
     """Of labelled rows."""
     assert rows.correct is not None
     assert rows.nll is not None
-    share, said = float(rows.correct.double().mean()), float(rows.confidence.mean())
+    numbers = metrics.quality(rows.confidence, rows.correct, rows.nll, num_bins)
+    share, said = numbers["accuracy"], float(rows.confidence.mean())
     spread = float((rows.confidence * (1 - rows.confidence)).clamp_min(0).sum())  # 1 may be rounded up
     return Quality(
         rows=len(rows),
@@ -110,8 +111,8 @@ def quality(rows: SetPredictions, num_bins: int) -> Quality:
         confidence=said,
         overconfidence=said - share,
         overconfidence_standard_error=math.sqrt(spread) / len(rows),
-        nll=float(rows.nll.mean()),
-        ece=metrics.calibration_error(rows.confidence, rows.correct, num_bins),
+        nll=numbers["nll"],
+        ece=numbers["ece"],
         brier=None if rows.brier is None else float(rows.brier.mean()),
     )
 

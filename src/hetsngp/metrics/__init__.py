@@ -22,9 +22,11 @@ from hetsngp.metrics.probabilities import (
     vote_kl,
     vote_nll,
 )
+from hetsngp.metrics.quality import ExampleTerms, example_terms, quality
 from hetsngp.metrics.selection import accuracy_at_coverage, aurc, excess_aurc, risks
 
 __all__ = [
+    "ExampleTerms",
     "Reliability",
     "accuracy",
     "accuracy_at_coverage",
@@ -37,6 +39,7 @@ __all__ = [
     "brier_terms",
     "calibration_error",
     "ece",
+    "example_terms",
     "excess_aurc",
     "fpr95",
     "has_top_class",
@@ -44,6 +47,7 @@ __all__ = [
     "nll",
     "nll_terms",
     "precision_at_1",
+    "quality",
     "reliability_bins",
     "risks",
     "roc",

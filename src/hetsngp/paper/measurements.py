@@ -27,7 +27,7 @@ from hetsngp.data.corrupted import CorruptedImages
 from hetsngp.data.datasets.imagenet import imagenet_subset
 from hetsngp.data.datasets.imagenet21k import to_imagenet1k
 from hetsngp.data.datasets.synsets import SUBSETS
-from hetsngp.data.preprocessing import Inputs
+from hetsngp.data.preprocessing import Preprocessing
 from hetsngp.evaluation.cache import code_fingerprint
 from hetsngp.evaluation.restriction import restrict
 from hetsngp.files import write_atomically
@@ -81,7 +81,7 @@ class OwnScales:
     """An ensemble whose members differ in the mean and std of pixels: those of the images each trained on."""
 
     ensemble: Ensemble
-    inputs: tuple[Inputs, ...]
+    inputs: tuple[Preprocessing, ...]
 
     def predict_probs(self, x: Tensor) -> Tensor:
         """(B, K) of images (B, C, H, W) as the first member takes them."""
@@ -94,7 +94,7 @@ class OwnScales:
         return torch.stack(probs).mean(0)
 
 
-def _scale(inputs: Inputs, like: Tensor) -> tuple[Tensor, Tensor]:
+def _scale(inputs: Preprocessing, like: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and std (C, 1, 1)."""
     mean, std = (torch.tensor(value).to(like)[:, None, None] for value in (inputs.mean, inputs.std))
     return mean, std
@@ -121,25 +121,19 @@ def quality(model: Any, batches: Any, places: Tensor | None, device: torch.devic
 
     ``places`` (K',): the class of the model for each label.
     """
-    several, parts = False, []
+    multi_label, parts = False, []
     for x, y in batches:
         probs, y = model.predict_probs(to_device(x, device)), y.to(device)
-        several = y.dim() == 2
-        if several:
-            right, nll = metrics.has_top_class(probs, y), metrics.binary_nll_terms(probs, y)
-        else:
-            y = y if places is None else places.to(device)[y]
-            right, nll = probs.argmax(-1) == y, metrics.nll_terms(probs, y)
-        parts.append(torch.stack([probs.amax(-1).double(), right.double(), nll.double()]).cpu())
-    confidence, right, nll = rows = torch.cat(parts, 1)
-    if not bool(rows.isfinite().all()):
+        multi_label = y.dim() == 2
+        if not multi_label and places is not None:
+            y = places.to(device)[y]
+        terms = metrics.example_terms(probs, y)
+        parts.append(torch.stack([term.double() for term in terms]).cpu())
+    terms = torch.cat(parts, 1)
+    if not bool(terms.isfinite().all()):
         raise FloatingPointError("probabilities are not numbers")
-    return {
-        "precision_at_1" if several else "accuracy": float(right.mean()),
-        "nll": float(nll.mean()),
-        "ece": metrics.calibration_error(confidence, right.bool(), NUM_BINS),
-        "examples": len(nll),
-    }
+    numbers = metrics.quality(*terms, num_bins=NUM_BINS)
+    return {"precision_at_1": numbers.pop("accuracy"), **numbers} if multi_label else numbers
 
 
 @torch.no_grad()
