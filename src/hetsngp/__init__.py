@@ -89,14 +89,16 @@ __all__ = [
 _moved.install()
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        value = getattr(importlib.import_module(f"hetsngp.{_HOMES[name]}"), name)
-        globals()[name] = value
-        return value
-    if not name.startswith("_") and importlib.util.find_spec(f"hetsngp.{name}") is not None:
-        return importlib.import_module(f"hetsngp.{name}")  # a package, which 0.1 had imported by now
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # or a type checker would accept every name
+
+    def __getattr__(name: str) -> Any:
+        if name in _HOMES:
+            value = getattr(importlib.import_module(f"hetsngp.{_HOMES[name]}"), name)
+            globals()[name] = value
+            return value
+        if not name.startswith("_") and importlib.util.find_spec(f"hetsngp.{name}") is not None:
+            return importlib.import_module(f"hetsngp.{name}")  # a package, which 0.1 had imported by now
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

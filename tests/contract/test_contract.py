@@ -20,9 +20,8 @@ from tests.reference import oracles
 from torch import Tensor
 
 import hetsngp
-from hetsngp.functional.laplace import POSTERIORS
+from hetsngp.choices import NOISES, POSTERIORS
 from hetsngp.functional.link import sigmoid_log_probs, softmax_log_probs
-from hetsngp.functional.noise import NOISES
 from hetsngp.models.methods import METHODS
 from hetsngp.nn.backbones import ResidualMLP, WideResNet
 from hetsngp.nn.dirichlet import LOG_UNIT, DirichletHead

@@ -13,8 +13,8 @@ from tests.reference import oracles
 from torch import Tensor
 
 import hetsngp
+from hetsngp.choices import NOISES
 from hetsngp.functional import noise as noise_functions
-from hetsngp.functional.noise import NOISES
 from hetsngp.models.methods import METHODS
 
 KINDS = ("kronecker", "exact", "shared", "momentum")
@@ -191,7 +191,7 @@ def _familiarity(model: Any, train: Tensor, x: Tensor, posterior: str) -> Tensor
     phi, query = (latent.features(model.backbone(part)) for part in (train, x))
     p = torch.softmax(phi @ latent.beta, -1)
     noises = (1 / (p * (1 - p))).mT if posterior == "exact" else torch.ones(1, len(train)).double()
-    each = [oracles.familiarity(phi.numpy(), query.numpy(), noise.numpy()) for noise in noises]
+    each = [oracles.posterior_contraction(phi.numpy(), query.numpy(), noise.numpy()) for noise in noises]
     return torch.tensor(np.max(each, 0))
 
 

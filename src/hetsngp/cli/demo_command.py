@@ -5,16 +5,9 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+from hetsngp.choices import METHOD_NAMES
+
 # Repeated here, and compared with the definitions by a test: those import torch, which --help does without.
-METHODS = (
-    "deterministic",
-    "heteroscedastic",
-    "sngp",
-    "hetsngp",
-    "posterior_network",
-    "mimo",
-    "hetsngp_mimo",
-)
 TASKS = ("two_moons", "gaussian_mixture", "noisy_circles")
 
 
@@ -25,7 +18,7 @@ def add(app: Any) -> None:
     @app.command(epilog="Example: hetsngp demo --tasks two_moons --methods sngp,hetsngp --seeds 3")
     def demo(
         methods: Annotated[
-            str, typer.Option(help=f"Commas between, or 'all': {', '.join(METHODS)}.")
+            str, typer.Option(help=f"Commas between, or 'all': {', '.join(METHOD_NAMES)}.")
         ] = "all",
         tasks: Annotated[str, typer.Option(help=f"Commas between, or 'all': {', '.join(TASKS)}.")] = "all",
         seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: means and standard errors.")] = 1,
@@ -49,10 +42,11 @@ def add(app: Any) -> None:
         """
         from rich.console import Console
 
+        from hetsngp.models.methods import METHODS
         from hetsngp.paper.synthetic.demo import DemoConfig, run_demo
 
         chosen_tasks = _chosen("task", tasks, TASKS)
-        chosen_methods = _chosen("method", methods, METHODS)
+        chosen_methods = _chosen("method", methods, tuple(METHODS))
         _check_label_noise(label_noise, chosen_tasks)
         try:
             out.mkdir(parents=True, exist_ok=True)

@@ -5,20 +5,22 @@ from __future__ import annotations
 import copy as copying
 import warnings
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import torch
 from torch import nn
 
+from hetsngp.choices import MethodName
 from hetsngp.conversion import libraries
 from hetsngp.conversion.tracing import LINEAR, LastLayer, example_batch, is_linear, locate_last_layer
 from hetsngp.models.classifier import Classifier, evaluating
 from hetsngp.models.components import spectral_bound_for
 from hetsngp.models.ensemble import Ensemble
-from hetsngp.models.methods import METHODS, build, check_options
+from hetsngp.models.methods import build, check_method, check_options
+from hetsngp.models.options import BuildOptions
 from hetsngp.nn.extractor import Extractor
 from hetsngp.nn.latent import LinearLatent
-from hetsngp.nn.spectral import LayerBound, bounded_layers, settle_bounds
+from hetsngp.nn.spectral import LayerBound, bounded_layers, measure_bounds
 from hetsngp.validation import check_choice, check_num_classes
 
 
@@ -83,7 +85,7 @@ def _layers(count: int) -> str:
 
 def convert(
     model: nn.Module,
-    method: str = "hetsngp",
+    method: MethodName = "hetsngp",
     example_input: Any = None,
     classifier: str | nn.Module | None = None,
     *,
@@ -91,7 +93,7 @@ def convert(
     freeze: bool = False,
     copy: bool = True,
     generator: torch.Generator | None = None,
-    **options: Any,
+    **options: Unpack[BuildOptions],
 ) -> Classifier:
     """``model`` with its last linear layer replaced by a head of ``method``; every other tensor is kept.
 
@@ -112,10 +114,10 @@ def convert(
             :func:`hetsngp.fit_head` then needs the features only once.
         copy: Leave ``model`` as it is; False takes it over and saves the memory.
         generator: Draws the initial values of the head.
-        **options: Those of :class:`hetsngp.models.options.Options`. Convolutional networks and MLPs are bounded
-            spectrally where the method asks for it, transformers are not; ``spectral_bound`` sets the bound
-            for any, ``float("inf")`` is none. No bound changes the features: it is raised to 1.05 times a
-            layer's own norm where that is larger (``model.conversion`` says where).
+        **options: Those of :class:`hetsngp.models.options.BuildOptions`. Convolutional networks and MLPs are
+            bounded spectrally where the method asks for it, transformers are not; ``spectral_bound`` sets the
+            bound for any, ``float("inf")`` is none. No bound changes the features: it is raised to 1.05 times
+            a layer's own norm where that is larger (``model.conversion`` says where).
 
     >>> import torch
     >>> net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
@@ -127,7 +129,7 @@ def convert(
     """
     if not isinstance(method, str):
         raise TypeError(f"method is a name, got {type(method).__name__}: a batch is given as example_input=x")
-    check_choice("method", method, METHODS)
+    check_method(method)
     check_options(options)
     network, named = _check_network(model, classifier)
     source = libraries.describe(network)
@@ -146,9 +148,9 @@ def convert(
         frozen=freeze,
         source=source,
     )
-    options = {**libraries.default_options(network), **options}
-    asked = spectral_bound_for(extractor, check_options(options))
-    made = build(method, extractor, classes, generator=generator, **options)
+    given = cast(BuildOptions, {**libraries.default_options(network), **options})
+    asked = spectral_bound_for(extractor, check_options(given))
+    made = build(method, extractor, classes, generator=generator, **given)
     made.conversion = Conversion(
         network=type(network).__name__,
         classifier=last.name,
@@ -162,7 +164,7 @@ def convert(
         bounds=_settle(made, example),
         asked_bound=asked,
     )
-    if options.get("spectral_bound") is not None and made.conversion.raised:
+    if given.get("spectral_bound") is not None and made.conversion.raised:
         warnings.warn(f"spectral_bound={asked:g} was raised: {made.conversion}", stacklevel=2)
     return made
 
@@ -249,4 +251,4 @@ def _settle(model: Classifier, example: Any) -> tuple[LayerBound, ...]:
     network = model.backbone.network
     assert isinstance(network, nn.Module)
     with evaluating(model):
-        return tuple(settle_bounds(network, lambda: model.backbone(example)))
+        return tuple(measure_bounds(network, lambda: model.backbone(example)))

@@ -13,11 +13,19 @@ import torch
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import _check_sample_weight
 
+from hetsngp.choices import (
+    LikelihoodName,
+    MethodName,
+    NoiseName,
+    NormalizationName,
+    PosteriorName,
+    SamplerName,
+)
 from hetsngp.fitting.loop import EpochResult, Schedule
 from hetsngp.fitting.progress import Progress
 from hetsngp.fitting.tables import EVAL_ROWS, GP_LEARNING_RATE, TableFit, merge_copies, split
 from hetsngp.models.classifier import Classifier
-from hetsngp.models.methods import METHODS, build
+from hetsngp.models.methods import build, check_method
 from hetsngp.models.options import Options
 from hetsngp.nn.backbones import ResidualMLP
 from hetsngp.posterior.fit import PosteriorReport
@@ -94,14 +102,16 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         random_state: Seed, or a ``numpy.random.RandomState``.
         amplitude, rank, random_features, length_scale, normalization, posterior, noise, temperature,
             likelihood, sampler, num_samples, spectral_bound, num_members, input_repetition,
-            batch_repetition, latent_dim, flow_layers, entropy_weight: See :class:`hetsngp.models.options.Options`.
+            batch_repetition, latent_dim, flow_layers, entropy_weight: See
+            :class:`hetsngp.models.options.BuildOptions`.
 
     Attributes:
         model_: The fitted :class:`hetsngp.Classifier` (it takes standardised inputs), None for one class.
         classes_: Labels, in the order of the columns of ``predict_proba``.
         mean_, scale_: What columns are standardised by.
         report_: What :func:`hetsngp.fit_posterior` did.
-        history_: An :class:`hetsngp.fitting.loop.EpochResult` for each epoch; with folds, ``held_out`` is theirs.
+        history_: An :class:`hetsngp.fitting.loop.EpochResult` for each epoch; with folds, ``held_out`` is
+            theirs.
         n_iter_: Epochs that were run.
 
     >>> from sklearn.datasets import make_moons
@@ -116,7 +126,7 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
 
     def __init__(
         self,
-        method: str = "hetsngp",
+        method: MethodName = "hetsngp",
         *,
         width: int = 128,
         depth: int = 4,
@@ -134,12 +144,12 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         rank: int = 6,
         random_features: int = 512,
         length_scale: float | None = None,
-        normalization: str | None = None,
-        posterior: str = "kronecker",
-        noise: str = "low_rank",
+        normalization: NormalizationName | None = None,
+        posterior: PosteriorName = "kronecker",
+        noise: NoiseName = "low_rank",
         temperature: float = 1.0,
-        likelihood: str = "log_mean",
-        sampler: str = "sobol",
+        likelihood: LikelihoodName = "log_mean",
+        sampler: SamplerName = "sobol",
         num_samples: int | None = None,
         spectral_bound: float | None = None,
         num_members: int = 3,
@@ -229,7 +239,7 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
             return build(self.method, backbone, num_classes, generator=generator, **options).to(device)
 
     def _check_parameters(self) -> Options:
-        check_choice("method", self.method, METHODS)
+        check_method(self.method)
         for name in ("width", "depth", "epochs", "batch_size"):
             check_positive(name, getattr(self, name), integer=True)
         check_positive("learning_rate", self.learning_rate)

@@ -11,8 +11,6 @@ import math
 import torch
 from torch import Tensor
 
-NORMALIZATIONS = ("direction", "polar", "rms", "power")
-FEATURES = ("random", "inducing")
 # Weight of the standardised log length against the direction (√D long) under "polar".
 POLAR_WEIGHT = 0.3
 

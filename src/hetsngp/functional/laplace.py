@@ -11,8 +11,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-POSTERIORS = ("kronecker", "exact", "shared", "momentum", "none")
-
 
 def gram(phi: Tensor, weight: Tensor | None = None) -> Tensor:
     """Σ φφᵀ: (B, m) → (m, m); each example counted ``weight`` (B,) times."""

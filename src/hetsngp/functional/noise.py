@@ -8,7 +8,6 @@ from torch import Tensor
 
 from hetsngp.types import Factor, FactorSum
 
-NOISES = ("low_rank", "parameter_efficient", "feature")
 # As in the original code: a diagonal that cannot vanish keeps the link differentiable.
 MIN_STD = 1e-3
 
@@ -18,19 +17,19 @@ def diagonal_variance(raw: Tensor) -> Tensor:
     return (F.softplus(raw) + MIN_STD).square()
 
 
-def known_share(variance: Tensor, familiarity: Tensor) -> Tensor:
-    """The share of the noise covariance to believe at an input k familiar: (B,), (B,) → (B,).
+def noise_weight(variance: Tensor, contraction: Tensor) -> Tensor:
+    """Factor of the noise covariance where the posterior contraction is k: (B,), (B,) → (B,).
 
-    At most k, and what is left is no wider than the odds k/(1 − k): noise that is wide on the data is still
-    wide at a tenth of its variance, and would hide the model's doubt far into the unknown.
+    At most k, and the weighted variance is at most the odds k/(1 − k): noise that is wide on the data is
+    still wide at a tenth of its variance, and would hide the model uncertainty far from them.
     ``variance`` is the mean variance of a logit in units of τ², the τ that the noise was learned with.
 
     >>> import torch
-    >>> known_share(torch.tensor([0.5, 100.0, 100.0]), torch.tensor([0.5, 0.5, 1.0]))
+    >>> noise_weight(torch.tensor([0.5, 100.0, 100.0]), torch.tensor([0.5, 0.5, 1.0]))
     tensor([0.5000, 0.0099, 1.0000])
     """
     width = variance.clamp(1, torch.finfo(variance.dtype).max)
-    return familiarity / (familiarity + (1 - familiarity) * width)
+    return contraction / (contraction + (1 - contraction) * width)
 
 
 def low_rank_factor(raw: Tensor, rank: int) -> Factor:

@@ -1,4 +1,4 @@
-"""The models: a backbone and a head behind ``loss`` and ``predict``, and the methods that :func:`build` composes."""
+"""Models (a backbone and a head, with ``loss`` and ``predict``) and the methods that :func:`build` knows."""
 
 from hetsngp.models.classifier import Classifier
 from hetsngp.models.ensemble import Ensemble

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Unpack, cast
 
 import torch
 from torch import nn
 
+from hetsngp.choices import MethodName
 from hetsngp.models.classifier import Classifier
 from hetsngp.models.components import Components, check_members
 from hetsngp.models.ensemble import Ensemble
 from hetsngp.models.multi_input import MultiInput
-from hetsngp.models.options import Options
+from hetsngp.models.options import BuildOptions, Options
 from hetsngp.nn.backbones import BACKBONES
 from hetsngp.nn.extractor import Extractor
 from hetsngp.nn.heads import Head
@@ -93,12 +94,12 @@ def hetsngp_mimo(parts: Components) -> Head:
 
 
 def build(
-    method: str,
+    method: MethodName,
     backbone: nn.Module,
     num_classes: int,
     *,
     generator: torch.Generator | None = None,
-    **options: Any,
+    **options: Unpack[BuildOptions],
 ) -> Classifier:
     """A classifier of ``method`` on ``backbone``, which maps x to (B, D) and has ``num_features`` = D.
 
@@ -112,7 +113,7 @@ def build(
     >>> model(torch.zeros(5, 2)).shape
     torch.Size([5, 3])
     """
-    check_choice("method", method, METHODS)
+    check_method(method)
     num_classes = check_num_classes(num_classes)
     resolved = check_options(options)
     width = _num_features(backbone)
@@ -134,7 +135,12 @@ def build(
     return model
 
 
-def check_options(options: dict[str, Any]) -> Options:
+def check_method(name: str) -> MethodName:
+    """``name`` is one of :data:`METHODS`; of those that other packages add, type checkers do not know."""
+    return cast(MethodName, check_choice("method", name, METHODS))
+
+
+def check_options(options: Mapping[str, Any]) -> Options:
     """Options by their names, which must be known."""
     known = {f.name for f in fields(Options)}
     for name in options:
@@ -148,7 +154,7 @@ def options_to_save(options: Options) -> dict[str, Any]:
 
 
 def make_head(
-    method: str,
+    method: MethodName,
     backbone: nn.Module,
     num_classes: int,
     options: Options,
@@ -167,12 +173,12 @@ def make_head(
 
 
 def build_ensemble(
-    methods: str | Sequence[str],
+    methods: MethodName | Sequence[MethodName],
     make_backbone: Callable[[torch.Generator], nn.Module],
     num_classes: int,
     *,
     seeds: Iterable[int] = (0, 1, 2, 3),
-    **options: Any,
+    **options: Unpack[BuildOptions],
 ) -> Ensemble:
     """A deep ensemble: a member for every method and seed, each with a network and initial values of its own.
 
@@ -190,7 +196,7 @@ def build_ensemble(
     seeds = list(seeds)
     members = []
     for method in [methods] if isinstance(methods, str) else methods:
-        check_choice("method", method, METHODS)
+        check_method(method)
         for seed in seeds:
             generator = torch.Generator().manual_seed(seed)
             with torch.random.fork_rng(devices=[]):

@@ -1,71 +1,137 @@
-"""Every option of build(), with its default and its check."""
+"""Options of build(): their names and types for editors, their defaults, and their checks."""
 
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
-from hetsngp.functional.features import FEATURES, NORMALIZATIONS
-from hetsngp.functional.laplace import POSTERIORS
-from hetsngp.functional.link import LIKELIHOODS, LINKS
-from hetsngp.functional.noise import NOISES
-from hetsngp.functional.sampling import SAMPLERS
+import numpy as np
+from torch import Tensor
+
+from hetsngp.choices import (
+    FEATURES,
+    LIKELIHOODS,
+    LINKS,
+    NOISES,
+    NORMALIZATIONS,
+    POSTERIORS,
+    SAMPLERS,
+    FeaturesName,
+    LikelihoodName,
+    LinkName,
+    MethodName,
+    NoiseName,
+    NormalizationName,
+    PosteriorName,
+    SamplerName,
+)
 from hetsngp.validation import check_choice, check_positive
+
+ClassCounts = Sequence[float] | np.ndarray | Tensor
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "normalization": NORMALIZATIONS,
+    "features": FEATURES,
+    "posterior": POSTERIORS,
+    "noise": NOISES,
+    "link": LINKS,
+    "likelihood": LIKELIHOODS,
+    "sampler": SAMPLERS,
+}
+"""Allowed values of the options that are names."""
+
+
+class BuildOptions(TypedDict, total=False):
+    """Keyword arguments of :func:`hetsngp.build`; a method ignores those it has no use for.
+
+    The defaults are those of :class:`Options`.
+    """
+
+    rank: int
+    """R, columns of the noise factor V(x)."""
+    temperature: float
+    """τ of the link; ``fit_posterior(..., calibration=...)`` sets it on held-out data."""
+    random_features: int
+    """m, even."""
+    amplitude: float
+    """a, prior standard deviation of a logit: large fits clean labels, 2–3 resists noisy ones."""
+    length_scale: float | None
+    """ℓ in units of the normalised features (typical length √D); None: their median distance."""
+    normalization: NormalizationName | None
+    """None: "rms" for MLPs, "direction" for the rest."""
+    features: FeaturesName
+    """"random" frequencies, or "inducing": components of the kernel between training points, which
+    :func:`hetsngp.fit_head` makes for a backbone that does not change; m of them."""
+    posterior: PosteriorName
+    """Form of the GP's posterior; "none" predicts with the MAP estimate."""
+    noise: NoiseName
+    """Form of the label noise; the size of "feature" (on Φ) does not depend on the number of classes."""
+    link: LinkName
+    """"softmax" for one label, "sigmoid" for multi-hot labels."""
+    likelihood: LikelihoodName
+    """"log_mean", or "mean_log" as Algorithm 1 prints it."""
+    sampler: SamplerName
+    """Integration points."""
+    num_samples: int | None
+    """Number of integration points; None: 64 in training, in prediction chosen for an error of 0.005."""
+    spectral_bound: float | None
+    """c of W·min(1, c/σ); None: 0.95 for MLPs, 6 for convolutions, none for attention; inf: no bound."""
+    dataset_size: int | None
+    """N, scales the prior in the loss."""
+    class_counts: ClassCounts | None
+    """N_c, training examples of each class (K,), for posterior_network; None: dataset_size/K each."""
+    num_members: int
+    """M, inputs and heads of mimo and hetsngp_mimo."""
+    input_repetition: float
+    """ρ, share of training examples for which the M inputs are the same."""
+    batch_repetition: int
+    """How often mimo and hetsngp_mimo repeat a training batch."""
+    latent_dim: int
+    """Dimensions of posterior_network's latent z."""
+    flow_layers: int
+    """Radial layers of each flow of posterior_network."""
+    entropy_weight: float
+    """λ of the entropy in the loss of posterior_network."""
+    sample_beta: bool
+    """Add the posterior of β in training too, once it is fitted (the paper's "MC sampling" ablation)."""
+
+
+class HeadOptions(BuildOptions, total=False):
+    """Keyword arguments of :func:`hetsngp.fit_head`."""
+
+    method: MethodName
+    """Method of the new head, for a frozen backbone."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Every option of :func:`build` with its default. A method ignores those it has no use for."""
+    """Every option of :func:`build` with its default, checked; :class:`BuildOptions` says what each means."""
 
     rank: int = 6
-    """R, columns of the noise factor V(x)."""
     temperature: float = 1.0
-    """τ of the link; ``fit_posterior(..., calibration=...)`` sets it on held-out data."""
     random_features: int = 1024
-    """m, even."""
     amplitude: float = 10.0
-    """a, prior standard deviation of a logit: large fits clean labels, 2–3 resists noisy ones."""
     length_scale: float | None = None
-    """ℓ in units of the normalised features (typical length √D); None: their median distance."""
-    normalization: str | None = None
-    """"direction", "polar", "rms" or "power"; None: "rms" for MLPs, "direction" for the rest."""
-    features: str = "random"
-    """"random" frequencies, or "inducing": components of the kernel between training points, which
-    :func:`hetsngp.fit_head` makes for a backbone that does not change; m of them."""
-    posterior: str = "kronecker"
-    """"kronecker", "exact", "shared", "momentum" or "none"."""
-    noise: str = "low_rank"
-    """"low_rank", "parameter_efficient", or "feature" (on Φ: its size does not depend on the classes)."""
-    link: str = "softmax"
-    """"softmax" for one label, "sigmoid" for multi-hot labels."""
-    likelihood: str = "log_mean"
-    """"log_mean", or "mean_log" as Algorithm 1 prints it."""
-    sampler: str = "sobol"
-    """"sobol", "mc" or "antithetic"."""
+    normalization: NormalizationName | None = None
+    features: FeaturesName = "random"
+    posterior: PosteriorName = "kronecker"
+    noise: NoiseName = "low_rank"
+    link: LinkName = "softmax"
+    likelihood: LikelihoodName = "log_mean"
+    sampler: SamplerName = "sobol"
     num_samples: int | None = None
-    """Integration points; None: 64 in training, chosen from a target error of 0.005 in prediction."""
     spectral_bound: float | None = None
-    """c of W·min(1, c/σ); None: 0.95 for MLPs, 6 for convolutions, none for attention; inf: no bound."""
     dataset_size: int | None = None
-    """N, scales the prior in the loss."""
-    class_counts: Any = None
-    """N_c, training examples of each class (K,), for posterior_network; None: dataset_size/K each."""
+    class_counts: ClassCounts | None = None
     num_members: int = 3
-    """M, inputs and heads of mimo and hetsngp_mimo."""
     input_repetition: float = 0.0
-    """ρ, share of training examples for which the M inputs are the same."""
     batch_repetition: int = 1
-    """How often mimo and hetsngp_mimo repeat a training batch."""
     latent_dim: int = 6
-    """Dimensions of posterior_network's latent z."""
     flow_layers: int = 8
-    """Radial layers of each of its flows."""
     entropy_weight: float = 1e-5
-    """λ of the entropy in its loss."""
     sample_beta: bool = False
-    """Add the posterior of β in training too, once it is fitted (the paper's "MC sampling" ablation)."""
 
     def __post_init__(self) -> None:
         for name in WHOLE + REAL:
@@ -77,19 +143,17 @@ class Options:
             object.__setattr__(self, name, check_positive(name, value, integer=name in WHOLE))
         for name, most in (("input_repetition", 1.0), ("entropy_weight", float("inf"))):
             value = getattr(self, name)
-            right_type = isinstance(value, numbers.Real) and not isinstance(value, bool)
-            if not right_type or not 0 <= value <= most or value == float("inf"):
+            is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+            if not is_number or not 0 <= value <= most or value == float("inf"):
                 raise ValueError(f"{name} must be a number from 0 to {most:g}, got {value!r}")
             object.__setattr__(self, name, float(value))
         if self.random_features % 2:
             raise ValueError(f"random_features must be even (sine–cosine pairs), got {self.random_features}")
         if self.class_counts is not None:
             object.__setattr__(self, "class_counts", _counts(self.class_counts))
-        if self.normalization is not None:
-            check_choice("normalization", self.normalization, NORMALIZATIONS)
-        choices = {"posterior": POSTERIORS, "noise": NOISES, "link": LINKS, "features": FEATURES}
-        for name, allowed in {**choices, "likelihood": LIKELIHOODS, "sampler": SAMPLERS}.items():
-            check_choice(name, getattr(self, name), allowed)
+        for name, allowed in CHOICES.items():
+            if name != "normalization" or self.normalization is not None:
+                check_choice(name, getattr(self, name), allowed)
 
 
 def _counts(counts: Any) -> list[float]:

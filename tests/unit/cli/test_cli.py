@@ -34,7 +34,7 @@ from hetsngp.paper.synthetic.experiment import SETTINGS, SyntheticSettings
 from hetsngp.training import Engine
 from hetsngp.training.images import finished
 from hetsngp.training.recipes import recipe
-from hetsngp.training.recipes.recipe import book_names, read_recipe, recipe_file
+from hetsngp.training.recipes.recipe import recipe_names, read_recipe, recipe_file
 
 SRC = Path(__file__).parents[3] / "src"
 
@@ -101,7 +101,7 @@ def test_version_and_help() -> None:
 
 def test_help_names_the_methods_tasks_and_tables_that_exist() -> None:
     """The command modules repeat these names so that help needs no torch."""
-    assert tuple(METHODS) == demo_command.METHODS
+    assert tuple(METHODS) == demo_command.METHOD_NAMES
     assert tuple(TASKS) == demo_command.TASKS
     assert tuple(TABLES) == reproduce_command.TABLES
 
@@ -195,10 +195,10 @@ def test_errors_of_our_own_show_where_they_came_from(monkeypatch: pytest.MonkeyP
     ("command", "inside", "goes_on"),
     [
         (["train", "cifar10"], "hetsngp.training.recipes.recipe.read_recipe", True),
-        (["evaluate", "runs/a"], "hetsngp.cli.devices.find_device", True),
+        (["evaluate", "runs/a"], "hetsngp.serving.bundle.find_device", True),
         (["reproduce", "cifar100"], "hetsngp.paper.reproduce", True),
         (["demo", "--out", "demo"], "hetsngp.paper.synthetic.demo.run_demo", True),
-        (["predict", "runs/a", "b.jpg"], "hetsngp.cli.devices.find_device", False),
+        (["predict", "runs/a", "b.jpg"], "hetsngp.serving.bundle.find_device", False),
         (["data"], "hetsngp.data.datasets.registry.describe", False),
     ],
 )
@@ -211,7 +211,7 @@ def test_who_presses_ctrl_c_hears_whether_the_command_goes_on(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(inside, stop)
     stopped = invoke(*command)
-    rest = "; the same command goes on from what is finished" if goes_on else ""
+    rest = "; run the same command again to resume" if goes_on else ""
     assert stopped.output.splitlines() == [f"hetsngp: stopped{rest}"]
     assert stopped.exit_code == 130
 
@@ -242,7 +242,7 @@ def test_what_comes_next_can_be_copied_into_a_shell() -> None:
 
 def test_the_book_and_the_data_sets_are_listed() -> None:
     lines = invoke("recipes").output.splitlines()
-    assert [line.split()[0] for line in lines] == list(book_names())
+    assert [line.split()[0] for line in lines] == list(recipe_names())
     assert all(len(line.split()) > 3 for line in lines)
     for name in ("cifar10", "cifar100/hetsngp"):
         assert invoke("recipes", name).output == recipe_file(name)[1].read_text()
@@ -311,7 +311,7 @@ def test_python_m_hetsngp_and_its_processes_stop_when_told(tmp_path: Path) -> No
         os.killpg(process.pid, signal.SIGINT)
         output, _ = process.communicate(timeout=60)
         assert process.returncode == 130, output
-        assert "the same command goes on" in " ".join(output.split())
+        assert "run the same command again to resume" in " ".join(output.split())
         assert "Traceback" not in output
         wait_until(lambda: not group(process.pid))
     finally:
@@ -390,7 +390,7 @@ def test_train_makes_a_model_and_goes_on(pictures: Path, tmp_path: Path) -> None
     assert summary["recipe"]["config"]["schedule"]["milestones"] == [1, 2]
     assert summary["changes"] == settings
     assert f"test: accuracy {summary['test']['accuracy']:.4f}" in result.output
-    assert "no image is called confident: that takes 20 held-out images" in result.output  # of ten
+    assert "no image is called confident: this needs 20 held-out images" in result.output  # of ten
     assert "no image is called unfamiliar: that takes 19" in result.output
     load = f"in Python hetsngp.load('{out}/model')"
     assert f"next: hetsngp evaluate {out}, or hetsngp predict {out} FILE…; {load}" in result.output

@@ -14,9 +14,9 @@ from torch import nn
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 import hetsngp
+from hetsngp.choices import NOISES
 from hetsngp.fitting.loop import train
 from hetsngp.functional.link import softmax_probs
-from hetsngp.functional.noise import NOISES
 from hetsngp.models.methods import METHODS
 from hetsngp.nn.backbones import ResidualMLP
 from hetsngp.types import UtilityNormal

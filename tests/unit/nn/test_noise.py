@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from hetsngp.functional.noise import NOISES, diagonal_variance, low_rank_factor, parameter_efficient_factor
+from hetsngp.choices import NOISES
+from hetsngp.functional.noise import diagonal_variance, low_rank_factor, parameter_efficient_factor
 from hetsngp.nn.latent import Kernel, RandomFeatureGP
 from hetsngp.nn.noise import CLASS_NOISES, LONGEST, FeatureNoise
 from hetsngp.types import Factor, FactorSum, LatentNormal, UtilityNormal, join_factors

@@ -11,7 +11,7 @@ from tests.reference import oracles
 from torch import Tensor
 
 import hetsngp
-from hetsngp.functional.noise import NOISES
+from hetsngp.choices import NOISES
 from hetsngp.nn.posteriors import POSTERIOR_TYPES
 from hetsngp.types import Factor
 
@@ -42,8 +42,8 @@ def features(model: Any, x: Tensor) -> Any:
 
 
 @torch.no_grad()
-def familiarity(model: Any, x: Tensor) -> Tensor:
-    return model.head.latent.familiarity(model.backbone(x))
+def posterior_contraction(model: Any, x: Tensor) -> Tensor:
+    return model.head.latent.posterior_contraction(model.backbone(x))
 
 
 # --- the number -----------------------------------------------------------------------------------------
@@ -54,8 +54,8 @@ def familiarity(model: Any, x: Tensor) -> Tensor:
 def test_it_is_that_of_a_dense_gp_with_unit_noise(posterior: str, link: str) -> None:
     model = fitted(posterior, link=link)
     train, query = features(model, data()[0]), features(model, queries())
-    want = torch.tensor(oracles.familiarity(train, query, torch.ones(len(train)).numpy()))
-    torch.testing.assert_close(familiarity(model, queries()), want, rtol=1e-8, atol=1e-10)
+    want = torch.tensor(oracles.posterior_contraction(train, query, torch.ones(len(train)).numpy()))
+    torch.testing.assert_close(posterior_contraction(model, queries()), want, rtol=1e-8, atol=1e-10)
     assert want.max() - want.min() > 0.3  # there was something to get right
 
 
@@ -65,8 +65,10 @@ def test_an_example_of_weight_w_is_seen_with_noise_one_over_w(posterior: str) ->
     x, y = data()
     weight = torch.linspace(0.1, 3, len(x)).double()
     hetsngp.fit_posterior(model, [(x, y, weight)])
-    want = oracles.familiarity(features(model, x), features(model, queries()), (1 / weight).numpy())
-    torch.testing.assert_close(familiarity(model, queries()), torch.tensor(want), rtol=1e-8, atol=1e-10)
+    want = oracles.posterior_contraction(features(model, x), features(model, queries()), (1 / weight).numpy())
+    torch.testing.assert_close(
+        posterior_contraction(model, queries()), torch.tensor(want), rtol=1e-8, atol=1e-10
+    )
 
 
 def test_the_exact_posterior_goes_by_its_best_class() -> None:
@@ -77,29 +79,33 @@ def test_the_exact_posterior_goes_by_its_best_class() -> None:
     train, query = features(model, x), features(model, queries())
     p = torch.softmax(torch.tensor(train) @ model.head.latent.beta.detach() / 1.3, -1)
     each = [
-        torch.tensor(oracles.familiarity(train, query, (1.3**2 / (p[:, c] * (1 - p[:, c]))).numpy()))
+        torch.tensor(
+            oracles.posterior_contraction(train, query, (1.3**2 / (p[:, c] * (1 - p[:, c]))).numpy())
+        )
         for c in range(3)
     ]
     # Sums of the exact posterior are kept in the precision of the features.
-    torch.testing.assert_close(familiarity(model, queries()), torch.stack(each).amax(0), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(
+        posterior_contraction(model, queries()), torch.stack(each).amax(0), rtol=1e-6, atol=1e-8
+    )
     assert (torch.stack(each).amax(0) - torch.stack(each).amin(0)).max() > 0.05
 
 
 @pytest.mark.parametrize("posterior", UNIT_NOISE)
 def test_it_belongs_to_the_inputs_not_to_temperature_scale_or_labels(posterior: str) -> None:
     model = fitted(posterior)
-    before = familiarity(model, queries())
+    before = posterior_contraction(model, queries())
     x, y = data()
     model.temperature = 3.0
     hetsngp.fit_posterior(model, toy.loader(x, (y + 1) % 3))
     model.head.latent.posterior.scale.fill_(0.01)
-    assert torch.equal(familiarity(model, queries()), before)
+    assert torch.equal(posterior_contraction(model, queries()), before)
 
 
 @pytest.mark.parametrize(("method", "posterior"), [("heteroscedastic", "kronecker"), ("hetsngp", "none")])
 def test_without_a_posterior_everything_is_familiar(method: str, posterior: str) -> None:
     model = fitted(posterior, method)
-    assert torch.equal(familiarity(model, queries()), torch.ones(len(queries())).double())
+    assert torch.equal(posterior_contraction(model, queries()), torch.ones(len(queries())).double())
 
 
 @pytest.mark.parametrize("posterior", KINDS)
@@ -108,7 +114,7 @@ def test_one_on_the_data_and_zero_far_away(posterior: str) -> None:
     model = toy.trained("hetsngp", 3, fit=False, flip=0.3, posterior=posterior, random_features=512)
     x, y = toy.blobs(3, 100, flip=0.3)
     hetsngp.fit_posterior(model, toy.loader(x, y))
-    near, far = familiarity(model, x), familiarity(model, 100 * x)
+    near, far = posterior_contraction(model, x), posterior_contraction(model, 100 * x)
     # p(1 − p) ≤ ¼ instead of 1: under Eq. (5) less was learned.
     assert near.min() > (0.95 if posterior == "exact" else 0.99)
     assert near.mean() > 0.99
@@ -123,9 +129,9 @@ def test_rounding_does_not_lead_below_zero(posterior: str) -> None:
     query = (query - query @ torch.linalg.pinv(phi.double()) @ phi.double()).float()
     module = POSTERIOR_TYPES[posterior](3, 64, "softmax")
     module.fit(module.statistics(phi, torch.full((5, 3), 1 / 3), torch.ones(())))
-    known = module.familiarity(query)
+    known = module.posterior_contraction(query)
     assert ((known >= 0) & (known < 1e-5)).all()
-    assert module.familiarity(1e3 * phi).max() <= 1
+    assert module.posterior_contraction(1e3 * phi).max() <= 1
 
 
 # --- what it does to the noise --------------------------------------------------------------------------
@@ -163,7 +169,7 @@ def test_the_noise_is_believed_as_far_as_its_width_allows(method: str, posterior
     model.head.temperature.fill_(0.05)  # calibration has no say in it
     x = queries()
     full, shares = full_noise(model, x), []
-    known = familiarity(model, x).tolist()
+    known = posterior_contraction(model, x).tolist()
     for row, covariance in enumerate(full):  # the members' of one input after another
         k = known[row // model.head.num_members]
         width = float(covariance.trace()) / 3 / 0.75**2
@@ -188,7 +194,7 @@ def test_believed_noise_is_no_wider_than_the_odds_of_knowing_it(posterior: str) 
     of what was learned."""
     model = widen(fitted(posterior, temperature=1.5), 60.0)
     x = torch.cat([factor * data()[0] for factor in (1.0, 1.3, 2.0, 3.0, 10.0, 100.0)])
-    known = familiarity(model, x)
+    known = posterior_contraction(model, x)
     width = believed_noise(model, x).diagonal(dim1=1, dim2=2).mean(1)
     full = full_noise(model, x).diagonal(dim1=1, dim2=2).mean(1)
     assert (width <= known / (1 - known) * 1.5**2 * (1 + 1e-9)).all()
@@ -220,10 +226,12 @@ def test_wide_noise_does_not_hide_doubt_half_way_out(monkeypatch: pytest.MonkeyP
     """A half of wide noise is still wide: there it would pass for a fact about the labels."""
     model = widen(fitted("kronecker", random_features=512), 20.0)
     x = torch.cat([factor * data()[0] for factor in (1.5, 2.0, 3.0)])
-    near, x = data()[0], x[(familiarity(model, x) - 0.5).abs() < 0.3]
+    near, x = data()[0], x[(posterior_contraction(model, x) - 0.5).abs() < 0.3]
     assert len(x) > 5
     here, there = model.predict(near), model.predict(x)
-    monkeypatch.setattr("hetsngp.nn.heads.known_share", lambda variance, familiarity: familiarity)
+    monkeypatch.setattr(
+        "hetsngp.nn.heads.noise_weight", lambda variance, posterior_contraction: posterior_contraction
+    )
     old_here, old_there = model.predict(near), model.predict(x)
     assert there.data_uncertainty.mean() < 0.7 * old_there.data_uncertainty.mean()
     assert there.model_uncertainty.mean() > 1.2 * old_there.model_uncertainty.mean()
@@ -235,7 +243,7 @@ def test_noise_of_the_data_does_not_hide_the_doubt_far_away(monkeypatch: pytest.
     model = widen(fitted("kronecker", random_features=512))
     near, far = data()[0], 100 * data()[0]
     here, there = model.predict(near), model.predict(far)
-    monkeypatch.setattr(model.head.latent, "familiarity", lambda h: h.new_ones(len(h)))
+    monkeypatch.setattr(model.head.latent, "posterior_contraction", lambda h: h.new_ones(len(h)))
     full_here, full_there = model.predict(near), model.predict(far)
     assert full_there.data_uncertainty.mean() > 1.5 * there.data_uncertainty.mean()
     assert there.model_uncertainty.mean() > 1.2 * full_there.model_uncertainty.mean()
@@ -245,7 +253,7 @@ def test_noise_of_the_data_does_not_hide_the_doubt_far_away(monkeypatch: pytest.
 
 
 def test_in_training_the_noise_is_whole_and_the_running_statistics_move_once() -> None:
-    """``sample_beta`` puts the posterior into the loss; familiarity there would mean a second pass through
+    """``sample_beta`` puts the posterior into the loss; posterior_contraction there would mean a second pass through
     the normalizer, which moves its statistics and breaks the gradient."""
     model = fitted("kronecker", sample_beta=True).train()
     x, y = data()

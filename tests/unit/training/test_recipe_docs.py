@@ -8,16 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from hetsngp.choices import FEATURES, LIKELIHOODS, LINKS, NOISES, NORMALIZATIONS, POSTERIORS, SAMPLERS
 from hetsngp.fitting.schedule import DECAYS, OPTIMIZERS
-from hetsngp.functional.features import FEATURES, NORMALIZATIONS
-from hetsngp.functional.laplace import POSTERIORS
-from hetsngp.functional.link import LIKELIHOODS, LINKS
-from hetsngp.functional.noise import NOISES
-from hetsngp.functional.sampling import SAMPLERS
 from hetsngp.models.methods import METHODS
 from hetsngp.training.hardware import PRECISIONS, STRATEGIES
 from hetsngp.training.recipes.keys import SECTIONS, known_keys
-from hetsngp.training.recipes.recipe import BOUND_EVERY, book_names, read_recipe, recipe_file
+from hetsngp.training.recipes.recipe import BOUND_EVERY, read_recipe, recipe_file, recipe_names
 from hetsngp.training.recipes.task import ImageTask
 
 PAGE = Path(__file__).parents[3] / "docs" / "recipes.md"
@@ -104,7 +100,7 @@ def test_choices_are_all_named(key: str) -> None:
 
 def test_the_book_is_listed_as_its_files_begin() -> None:
     listed = {name.strip("`"): what for name, what in rows("| recipe | what it is |")}
-    assert listed == {name: first_line(name) for name in book_names()}
+    assert listed == {name: first_line(name) for name in recipe_names()}
 
 
 def test_the_file_shown_is_one(tmp_path: Path) -> None:
@@ -112,4 +108,4 @@ def test_the_file_shown_is_one(tmp_path: Path) -> None:
     assert shown is not None
     (tmp_path / "mine.toml").write_text(shown[1], encoding="utf-8")
     recipe = read_recipe(tmp_path / "mine.toml")
-    assert (recipe.name, recipe.task.data, recipe.plan.ema_decay) == ("mine", "photos", 0.998)
+    assert (recipe.name, recipe.task.data, recipe.config.ema_decay) == ("mine", "photos", 0.998)

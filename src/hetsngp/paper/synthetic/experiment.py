@@ -25,7 +25,7 @@ from hetsngp.data.datasets.synthetic import (
 )
 from hetsngp.fitting.loop import EpochResult, train
 from hetsngp.models.classifier import Classifier
-from hetsngp.models.methods import build
+from hetsngp.models.methods import build, check_method
 from hetsngp.nn.backbones import ResidualMLP
 from hetsngp.posterior.fit import fit_posterior
 from hetsngp.types import Prediction
@@ -152,7 +152,7 @@ def _train(run: SyntheticRun, task: SyntheticTask, on_epoch: Callable[[EpochResu
     generator = torch.Generator().manual_seed(run.seed)
     backbone = ResidualMLP(2, recipe.width, recipe.depth, generator=generator)
     model = build(
-        run.method,
+        check_method(run.method),
         backbone,
         task.num_classes,
         generator=generator,

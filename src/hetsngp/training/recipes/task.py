@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetsngp._moved import renamed_arguments
+from hetsngp.choices import MethodName
 from hetsngp.models.methods import check_method, check_options
-from hetsngp.models.options import MethodName
 from hetsngp.validation import check_positive
 
 
