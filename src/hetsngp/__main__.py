@@ -1,4 +1,4 @@
-"""``python -m hetsngp``: the command line without its script."""
+"""``python -m hetsngp``: the same as the command ``hetsngp``."""
 
 from hetsngp.cli import main
 

@@ -21,6 +21,7 @@ T = TypeVar("T", bound=Callable[..., Any])
 MOVED: dict[str, tuple[str, ...]] = {
     "artifact": ("io.artifact",),
     "calibration": ("posterior.calibration",),
+    "cli.devices": ("serving.bundle",),
     "counting": ("models.loaders",),
     "crossfit": ("posterior.cross_fitting",),
     "data.arrays": ("data.images.npz",),
@@ -29,10 +30,15 @@ MOVED: dict[str, tuple[str, ...]] = {
     "data.class_matching": ("data.class_maps",),
     "data.corrupted_files": ("data.datasets.cifar_c",),
     "data.corruptions.frosting": ("data.corruptions.frost_images",),
+    "data.corruptions.draws": ("data.corruptions.counter_rng",),
     "data.decoding": ("data.images.decoding",),
     "data.device_loader": ("data.images.device_loader",),
     "data.files": ("data.images.files",),
-    "data.folders": ("data.images.folders",),
+    "data.folders": (
+        "data.images.folders",
+        "data.images.files",
+        "data.images.decoding",
+    ),
     "data.frames": ("data.tables",),
     "data.imagenet": ("data.datasets.imagenet",),
     "data.imagenet21k": ("data.datasets.imagenet21k",),
@@ -41,7 +47,7 @@ MOVED: dict[str, tuple[str, ...]] = {
     "data.noisy_labels": ("data.datasets.human_labels",),
     "data.places": ("data.datasets.places",),
     "data.registry": ("data.datasets.registry",),
-    "data.roots": ("data.datasets.roots",),
+    "data.roots": ("data.datasets.dataset",),
     "data.shard_choice": ("data.shards.streams",),
     "data.shard_index": ("data.shards.index",),
     "data.svhn": ("data.datasets.svhn",),
@@ -56,7 +62,7 @@ MOVED: dict[str, tuple[str, ...]] = {
     "evaluation.demo": ("paper.synthetic.demo",),
     "evaluation.digests": ("evaluation.fingerprints",),
     "evaluation.measuring": ("evaluation.evaluator",),
-    "evaluation.parts": ("evaluation.kept_parts",),
+    "evaluation.parts": ("evaluation.fingerprints", "evaluation.cache"),
     "evaluation.plots": (
         "paper.synthetic.plots",
         "evaluation.figures",
@@ -124,15 +130,17 @@ MOVED: dict[str, tuple[str, ...]] = {
     ),
     "table": ("fitting.tables",),
     "tracing": ("conversion.tracing",),
+    "training.average": ("training.moving_average",),
     "training.bounds": ("training.gradients",),
     "training.checkpoint": ("training.checkpointing.storage",),
+    "training.feeds": ("training.loaders",),
     "training.plan": ("training.config",),
     "training.randomness": ("training.checkpointing.randomness",),
     "training.recipe": ("training.recipes.recipe",),
     "training.recipe_keys": ("training.recipes.keys",),
     "training.refit": ("training.run",),
-    "training.saving": ("training.checkpointing.saving",),
-    "training.states": ("training.checkpointing.states",),
+    "training.saving": ("training.checkpointing.checkpoint",),
+    "training.states": ("training.checkpointing.state_dicts",),
     "training.task": ("training.recipes.task",),
     "watching": ("fitting.early_stopping",),
 }
@@ -140,11 +148,38 @@ MOVED: dict[str, tuple[str, ...]] = {
 
 
 RENAMED: dict[str, str] = {
+    "nn.spectral_cache.hold_bounds": "cache_spectral_norms",
+    "nn.spectral_cache.refresh_bounds": "remeasure_spectral_norms",
+    "nn.spectral_cache.release_bounds": "uncache_spectral_norms",
+    "validation.trusting": "skip_validation",
+    "serving.Line": "PredictionRecord",
+    "serving.Served": "ServedModel",
+    "serving.bundle.Served": "ServedModel",
+    "serving.contact_sheet.draw_lines": "draw_contact_sheet",
+    "serving.decisions.never_said": "unused_verdicts",
+    "serving.draw_lines": "draw_contact_sheet",
+    "serving.output.Line": "PredictionRecord",
+    "serving.predictions.Line": "PredictionRecord",
+    "data.corrupted.Mapped": "LazyMap",
+    "data.corruptions.Draws": "CounterRNG",
+    "data.corruptions.counter_rng.Draws": "CounterRNG",
+    "data.images.decoding.middle": "resize_and_center_crop",
+    "data.images.decoding.random_part": "random_resized_crop",
+    "data.preprocessing.Inputs": "Preprocessing",
+    "data.preprocessing.is_made": "made_by_hetsngp",
+    "data.preprocessing.some_of": "subset",
+    "data.shards.streams.part_of": "hold_out_shards",
     "fitting.loop.Place": "TrainState",
     "training.Keep": "CheckpointConfig",
     "training.Plan": "TrainConfig",
     "training.config.Keep": "CheckpointConfig",
     "training.config.Plan": "TrainConfig",
+    "training.recipes.recipe.BOOK": "CONFIGS",
+    "training.recipes.recipe.book_names": "recipe_names",
+    "evaluation.fingerprints.Digest": "Fingerprinter",
+    "evaluation.fingerprints.Unseen": "CannotFingerprint",
+    "evaluation.predictions.predict_rows": "predict_set",
+    "evaluation.report.OutsideSet": "OODSet",
     "paper.synthetic.experiment.RECIPES": "SETTINGS",
 }
 """Name of 0.1, in the module that has it now → its new name there."""
@@ -193,6 +228,17 @@ def renamed_arguments(**names: str) -> Callable[[T], T]:
         return call  # type: ignore[return-value]
 
     return decorate
+
+
+def renamed_attribute(old: str, new: str) -> property:
+    """Attribute ``old`` of a class, which is ``new`` now: reading it gives a DeprecationWarning."""
+
+    def read(self: Any) -> Any:
+        text = f"{type(self).__name__}.{old} is now called {new}"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return getattr(self, new)
+
+    return property(read)
 
 
 class MovedModule(types.ModuleType):

@@ -211,7 +211,7 @@ def empty(model: Path) -> None:
 
 DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "no model": (shutil.rmtree, "is not finished"),
-    "nothing": (empty, "is no run"),
+    "nothing": (empty, "is not a run"),
     "no run": (lambda model: shutil.rmtree(model.parent), "there is no run"),
     "config cut": (written("config.json", b'{"a'), "is not a JSON file"),
     "config empty": (written("config.json", b"{}"), "was not written by"),
@@ -307,7 +307,7 @@ def test_an_interrupted_training_says_so_and_goes_on(home: Path, tmp_path: Path)
         process.kill()
     assert process.returncode == 130, said
     lines = [line for line in said.splitlines() if line.startswith("hetsngp: ")]
-    assert lines == ["hetsngp: stopped; the same command goes on from what is finished"]
+    assert lines == ["hetsngp: stopped; run the same command again to resume"]
     assert "Traceback" not in said
     assert finished(tmp_path / "run") is None
     refused(invoke("evaluate", tmp_path / "run"), "run")

@@ -320,7 +320,7 @@ def test_a_table_that_was_killed_and_interrupted_goes_on_and_comes_to_the_same(
     monkeypatch.setattr(training, "draw_curves", stop)
     done = CliRunner().invoke(make_app(), words)
     assert done.exit_code == 130
-    assert done.stderr.splitlines()[-1].startswith("hetsngp: stopped; the same command goes on")
+    assert done.stderr.splitlines()[-1].startswith("hetsngp: stopped; run the same command again")
     assert "Traceback" not in done.output
     assert [state for _, state in plan()] == ["finished"] * ready + ["begun"] + ["to do"] * (4 - ready)
     half = json.loads((out / "cifar100.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The command line. Thin: it reads and checks what was typed; the work is done in the rooms below."""
+"""The command line: parses and checks the arguments; the other packages do the work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 NEEDS = ("typer", "rich", "matplotlib", "torchmetrics")
 COMMANDS = ("demo", "train", "evaluate", "predict", "reproduce", "recipes", "data")
-"""Each has a module here, ``<name>_command``, with ``add(app)``."""
+"""Each has a module ``<name>_command`` in this package with a function ``add(app)``."""
 
 
 def main() -> None:
@@ -19,23 +19,23 @@ def main() -> None:
         names = " and ".join(missing)
         print(f"the command line needs {names}: pip install 'hetsngp[cli]'", file=sys.stderr)
         raise SystemExit(1)
-    from hetsngp.cli.errors import say_stopped
+    from hetsngp.cli.errors import print_stopped
 
     try:
         make_app()()
     except KeyboardInterrupt:  # while the commands are imported; later it is caught where one is run
-        say_stopped(None)
+        print_stopped(None)
         raise SystemExit(130) from None
 
 
 def make_app() -> Any:
-    """The typer application."""
+    """Build the typer application."""
     import typer
 
-    from hetsngp.cli.errors import one_line_group
+    from hetsngp.cli.errors import make_group_class
 
     app = typer.Typer(
-        cls=one_line_group(),
+        cls=make_group_class(),
         add_completion=False,
         no_args_is_help=True,
         pretty_exceptions_enable=False,

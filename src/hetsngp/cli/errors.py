@@ -1,4 +1,4 @@
-"""What goes wrong is said in one line, with exit code 2; ``--debug`` shows where it came from."""
+"""Errors of a command as one line and exit code 2; ``--debug`` shows the traceback."""
 
 from __future__ import annotations
 
@@ -8,61 +8,61 @@ import warnings
 from typing import Any
 
 EXPECTED = (ValueError, TypeError, OSError, ImportError, RuntimeError, ArithmeticError)
-"""What the library raises where an input is wrong: each message names the fix."""
-GO_ON = ("demo", "train", "evaluate", "reproduce")
-"""Commands that keep what is finished."""
+"""Raised by the library for wrong input, with a message that names the fix."""
+RESUMABLE = ("demo", "train", "evaluate", "reproduce")
+"""Commands that skip finished work when they are run again."""
 
 
 def one_line(text: object) -> str:
-    """Without line breaks; something in any case."""
+    """Text without line breaks; the name of its type where it is empty."""
     return " ".join(str(text).split()) or type(text).__name__
 
 
-def say_error(text: object) -> None:
-    """To the people."""
+def print_error(text: object) -> None:
+    """Print one line to stderr."""
     print(f"hetsngp: {one_line(text)}", file=sys.stderr)
 
 
-def say_stopped(command: str | None) -> None:
-    """After Ctrl-C."""
+def print_stopped(command: str | None) -> None:
+    """Print a line after Ctrl-C."""
     if sys.stderr.isatty():
-        print(file=sys.stderr)  # the terminal has shown ^C, or half a bar
-    goes_on = "; the same command goes on from what is finished" if command in GO_ON else ""
-    say_error(f"stopped{goes_on}")
+        print(file=sys.stderr)  # the line has ^C in it, or an unfinished progress bar
+    resume = "; run the same command again to resume" if command in RESUMABLE else ""
+    print_error(f"stopped{resume}")
 
 
-def one_line_group() -> Any:
-    """The group class of the application; typer is known by now."""
+def make_group_class() -> Any:
+    """Class of the application's command group; a function, because typer is an optional package."""
     import typer
     from typer.core import TyperGroup
 
-    # typer has click, or since its version 0.2x a copy of it: this way it is the right one.
+    # typer uses click, or since version 0.2x its own copy of click: this finds the one in use.
     click_exception: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
-    class OneLineGroup(TyperGroup):
-        """Runs a command; an error becomes a line and an exit code."""
+    class OneLineErrors(TyperGroup):
+        """Command group that turns an error into one line and an exit code."""
 
         def main(self, *args: Any, **options: Any) -> Any:
             options["standalone_mode"] = False
             typed = options.get("args") or (args[0] if args else None) or sys.argv[1:]
             with warnings.catch_warnings():
-                warnings.showwarning = _say_warning
+                warnings.showwarning = _print_warning
                 try:
                     code = self._run(args, options, debug="--debug" in typed)
-                except BrokenPipeError:  # whoever read what we print has seen enough
+                except BrokenPipeError:  # the reader of our output has closed it, as head does
                     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                     code = 1
             raise SystemExit(code)
 
         def invoke(self, ctx: Any) -> Any:
-            # Here, for what typer makes of these two differs from version to version.
+            # Caught here because versions of typer handle these two differently.
             try:
                 return super().invoke(ctx)
             except KeyboardInterrupt:
-                say_stopped(ctx.invoked_subcommand)
+                print_stopped(ctx.invoked_subcommand)
                 raise typer.Exit(130) from None
             except EOFError as error:
-                raise ValueError(f"a file ends too soon: {error}") from error
+                raise ValueError(f"unexpected end of a file: {error}") from error
 
         def _run(self, args: Any, options: dict[str, Any], *, debug: bool) -> int:
             try:
@@ -74,19 +74,19 @@ def one_line_group() -> Any:
                     return 2
                 context = getattr(error, "ctx", None)
                 help_ = f" ({context.command_path} --help)" if context is not None else ""
-                say_error(error.format_message() + help_)
+                print_error(error.format_message() + help_)
                 return 2
             except typer.Abort:
-                say_stopped(None)
+                print_stopped(None)
                 return 130
             except EXPECTED as error:
                 if debug or isinstance(error, BrokenPipeError):
                     raise
-                say_error(error)
+                print_error(error)
                 return 2
 
-    return OneLineGroup
+    return OneLineErrors
 
 
-def _say_warning(message: Warning | str, *rest: Any, **more: Any) -> None:
+def _print_warning(message: Warning | str, *rest: Any, **more: Any) -> None:
     print(f"warning: {one_line(message)}", file=sys.stderr)

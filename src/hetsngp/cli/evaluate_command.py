@@ -55,8 +55,8 @@ def add(app: Any) -> None:
         Writes report.md, report.json and pictures. What is finished is kept, so an interrupted evaluation
         goes on. docs/evaluation.md defines every number.
         """
-        from hetsngp.cli.devices import find_device
         from hetsngp.evaluation.run_evaluation import RunSets, evaluate_run
+        from hetsngp.serving.bundle import find_device
 
         sets = RunSets(data, _named(ood or []), corrupted, limit)
         folder = out or run / (

@@ -42,9 +42,8 @@ def add(app: Any) -> None:
         thresholds were set on held-out data by the training (docs/serving.md); where there is none
         for a word, no input gets it, and a note says so: without confident, ambiguous means not unfamiliar.
         """
-        from hetsngp.cli.devices import find_device
-        from hetsngp.serving.bundle import open_run
+        from hetsngp.serving.bundle import find_device, open_run
         from hetsngp.serving.output import predict_and_show
 
         served = open_run(run, device=find_device(device))
-        predict_and_show(served, files, as_json=json, sheet=sheet, limit=limit, batch_size=batch_size)
+        predict_and_show(served, files, as_json=json, contact_sheet=sheet, limit=limit, batch_size=batch_size)

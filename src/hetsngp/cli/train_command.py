@@ -83,12 +83,12 @@ def _measured(part: str, accuracy: float, nll: float, ece: float, examples: int)
 
 
 def _verdicts(**thresholds: Any) -> str:
-    from hetsngp.serving.decisions import Thresholds, never_said
+    from hetsngp.serving.decisions import Thresholds, unused_verdicts
 
-    never = never_said(Thresholds.of_dict(thresholds))
+    never = unused_verdicts(Thresholds.of_dict(thresholds))
     if thresholds["confident"] is not None:
         said = f"{thresholds['coverage']:.0%} of the held-out images would be called confident"
         if thresholds["accuracy"] is not None:
-            said += f", and {thresholds['accuracy']:.1%} of these are right"
+            said += f", and {thresholds['accuracy']:.1%} of these are classified correctly"
         never.insert(0, said)
     return "; ".join(never)

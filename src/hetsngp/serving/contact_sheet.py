@@ -1,4 +1,4 @@
-"""A contact sheet: what the network saw, and below each picture what it says of it."""
+"""A contact sheet: images as the network sees them, each with its prediction below it."""
 
 from __future__ import annotations
 
@@ -9,66 +9,68 @@ from typing import Any
 
 import torch
 
+from hetsngp._moved import renamed_arguments
 from hetsngp.files import replace_file
-from hetsngp.serving.predictions import Line
+from hetsngp.serving.predictions import PredictionRecord
 
-MOST = 64
-"""Pictures on a sheet."""
-COLUMNS, LETTERS = 8, 24
-# Inches: of a picture with its text, of the picture alone, of what is above it; and of the legend.
-CELL, SIDE, TOP, NARROWEST = (1.7, 2.45), 1.45, 0.3, 4.2
-# Okabe and Ito's colours, told apart by colour-blind eyes, and the word stands below each picture besides.
+MAX_IMAGES = 64
+COLUMNS, MAX_LETTERS = 8, 24
+# Inches: an image with its text, the image alone, the title above it, and the least width (of the legend).
+CELL, SIDE, TOP, MIN_WIDTH = (1.7, 2.45), 1.45, 0.3, 4.2
+# Okabe and Ito's colours, which colour-blind readers can tell apart; the verdict is also written below.
 COLOURS = {"confident": "#0072B2", "ambiguous": "#E69F00", "unfamiliar": "#D00000"}
 MEANINGS = {
-    "confident": "confident: as sure as held-out images it was right about",
+    "confident": "confident: held-out images like this were classified correctly",
     "ambiguous": "ambiguous: may be another class",
     "unfamiliar": "unfamiliar: unlike the held-out images",
 }
 
 
-def draw_lines(lines: Sequence[Line], images: Sequence[Any], path: str | Path) -> None:
-    """Write a PNG file with the first 64 ``lines`` below their ``images``, each (C, H, W) uint8, C 1 or 3.
+@renamed_arguments(lines="records")
+def draw_contact_sheet(records: Sequence[PredictionRecord], images: Sequence[Any], path: str | Path) -> None:
+    """Write a PNG file with the first 64 ``records`` below their ``images``, each (C, H, W) uint8, C 1 or 3.
 
-    ``predict_files(…, pictures=64)`` keeps them: give ``[line.pixels for line in lines]``.
+    ``predict_files(…, pictures=64)`` keeps the images: give ``[record.pixels for record in records]``.
     """
-    lines, images = lines[:MOST], images[:MOST]
-    if not lines or len(lines) != len(images):
-        raise ValueError(f"{len(lines)} lines and {len(images)} images: give one image for each line")
-    columns = min(COLUMNS, math.ceil(math.sqrt(len(lines))))
-    rows = math.ceil(len(lines) / columns)
-    # The legend's entries stand beside each other where there is room.
+    records, images = records[:MAX_IMAGES], images[:MAX_IMAGES]
+    if not records or len(records) != len(images):
+        raise ValueError(f"{len(records)} records and {len(images)} images: give one image for each record")
+    columns = min(COLUMNS, math.ceil(math.sqrt(len(records))))
+    rows = math.ceil(len(records) / columns)
+    # The entries of the legend are side by side where the figure is wide enough.
     across = len(COLOURS) if columns > 6 else 1
-    width, foot = max(columns * CELL[0], NARROWEST), 0.3 + 0.2 * (len(COLOURS) - across)
+    width, foot = max(columns * CELL[0], MIN_WIDTH), 0.3 + 0.2 * (len(COLOURS) - across)
     height = rows * CELL[1] + foot
     figure = _figure_class()(figsize=(width, height))
-    for place, (line, image) in enumerate(zip(lines, images, strict=True)):
-        row, column = divmod(place, columns)
+    for index, (record, image) in enumerate(zip(records, images, strict=True)):
+        row, column = divmod(index, columns)
         left = (column + 0.5) * CELL[0] - SIDE / 2 + (width - columns * CELL[0]) / 2
         bottom = height - row * CELL[1] - TOP - SIDE
         # Placed by hand: constrained layout takes seconds for so many axes.
         ax = figure.add_axes((left / width, bottom / height, SIDE / width, SIDE / height))
-        _picture(ax, line, image)
-    _legend(figure, [kind for kind in COLOURS if kind in {line.verdict for line in lines}], across)
+        _draw_image(ax, record, image)
+    kinds = {record.verdict for record in records}
+    _legend(figure, [kind for kind in COLOURS if kind in kinds], across)
     replace_file(Path(path), lambda file: figure.savefig(file, dpi=110, format="png"))
 
 
-def check_sheet(path: str | Path) -> None:
-    """Before the work of an hour: matplotlib is there, and so is the folder."""
+def check_contact_sheet(path: str | Path) -> None:
+    """Raise before a long prediction where matplotlib or the folder is missing."""
     _figure_class()
     if not Path(path).parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {Path(path).parent} for the sheet {path}: make it first")
+        raise FileNotFoundError(f"there is no folder {Path(path).parent} for {path}: create it first")
 
 
 def _figure_class() -> Any:
-    """Of matplotlib without pyplot, whose state belongs to the caller's session."""
+    """matplotlib's Figure, without pyplot, whose state belongs to the caller's session."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("sheets need matplotlib: pip install 'hetsngp[eval]'") from error
+        raise ImportError("contact sheets need matplotlib: pip install 'hetsngp[eval]'") from error
     return Figure
 
 
-def _picture(ax: Any, line: Line, image: Any) -> None:
+def _draw_image(ax: Any, record: PredictionRecord, image: Any) -> None:
     pixels = torch.as_tensor(image)
     if pixels.dtype != torch.uint8 or pixels.dim() != 3 or len(pixels) not in (1, 3):
         raise ValueError(
@@ -77,11 +79,12 @@ def _picture(ax: Any, line: Line, image: Any) -> None:
     ax.set(xticks=[], yticks=[])
     ax.imshow(pixels.permute(1, 2, 0).expand(-1, -1, 3).cpu().numpy(), interpolation="nearest")
     for spine in ax.spines.values():
-        spine.set(color=COLOURS[line.verdict], linewidth=3)
-    ax.set_title(_cut(_last(line.name), LETTERS), fontsize=7, color="0.35", pad=4)
-    below = [f"{_cut(line.label, LETTERS - 5)} {line.confidence:.2f}", *_wrapped(line.text)]
-    if line.given is not None:
-        below.append(_cut(f"given: {line.given}", LETTERS))
+        spine.set(color=COLOURS[record.verdict], linewidth=3)
+    file = Path(record.name).name or record.name
+    ax.set_title(_shorten(file, MAX_LETTERS), fontsize=7, color="0.35", pad=4)
+    below = [f"{_shorten(record.label, MAX_LETTERS - 5)} {record.confidence:.2f}", *_wrap(record.text)]
+    if record.given is not None:
+        below.append(_shorten(f"given: {record.given}", MAX_LETTERS))
     ax.set_xlabel("\n".join(below), fontsize=8, labelpad=4)
 
 
@@ -92,16 +95,12 @@ def _legend(figure: Any, kinds: Sequence[str], across: int) -> None:
     figure.legend(handles=handles, loc="lower center", ncols=across, frameon=False, fontsize=9)
 
 
-def _wrapped(text: str) -> list[str]:
-    """On one line, or the classes on a second."""
-    if len(text) <= LETTERS:
+def _wrap(text: str) -> list[str]:
+    """One line, or two: the verdict and its classes."""
+    if len(text) <= MAX_LETTERS:
         return [text]
-    return [_cut(part, LETTERS) for part in text.split(" ", 1)]
+    return [_shorten(part, MAX_LETTERS) for part in text.split(" ", 1)]
 
 
-def _last(name: str) -> str:
-    return Path(name).name or name
-
-
-def _cut(text: str, letters: int) -> str:
+def _shorten(text: str, letters: int) -> str:
     return text if len(text) <= letters else f"{text[: letters - 1]}…"

@@ -1,15 +1,15 @@
-"""One word about each input: *confident*, *ambiguous* or *unfamiliar*, by thresholds set on held-out data.
+"""Verdicts on predictions: *confident*, *ambiguous* or *unfamiliar*, by thresholds set on held-out data.
 
-An input is **unfamiliar** where its score of unfamiliarity is above nearly all held-out ones; else
-**confident** where held-out rows of such confidence were nearly all right; else **ambiguous**. What this
-promises, for inputs exchangeable with the held-out rows: at most a given share of them is called unfamiliar,
-and those called confident are right about as often as asked for. For other inputs, which are what the first
-word is for, nothing is promised.
+An input is **unfamiliar** where its OOD score is above nearly all held-out scores; else **confident** where
+held-out examples of that confidence were nearly all classified correctly; else **ambiguous**. For inputs
+exchangeable with the held-out examples, at most a given share is called unfamiliar, and those called
+confident are correct about as often as required. For out-of-distribution inputs nothing is guaranteed.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -17,125 +17,139 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hetsngp._moved import renamed_arguments
 from hetsngp.metrics import has_top_class
 from hetsngp.types import Prediction
 from hetsngp.validation import check_class_labels, check_multi_hot
 
-LEAST_ROWS = 20
-"""Of fewer held-out rows it is not said that 95 % are right."""
+MIN_EXAMPLES = 20
+"""Held-out examples needed to claim that 95 % are correct."""
 SCORES = ("ood_score", "model_uncertainty")
-ABSENT = ("confident", "unfamiliar", "accuracy")
-"""Thresholds that may be None."""
-# Rounding of float32, four times: less model uncertainty in an entropy is none.
+OPTIONAL = ("confident", "unfamiliar", "accuracy")
+"""Fields of :class:`Thresholds` that may be None."""
+JSON_KEYS = {"correct": "right"}
+"""Fields whose keys in ``serving.json`` and ``summary.json`` are those of release 0.1."""
+# Model uncertainty below four roundings of float32, relative to the entropy, counts as zero.
 ROUNDING = 4 * torch.finfo(torch.float32).eps
 
 
+@renamed_arguments(right="correct")
 @dataclass(frozen=True)
 class Thresholds:
-    """Where the words change, and what they were set by; made by :func:`set_thresholds`."""
+    """Thresholds of the verdicts and how they were set; made by :func:`set_thresholds`."""
 
     confident: float | None
-    """Least confidence of a confident row; None: no row is."""
+    """Least confidence of a confident example; None: no example is called confident."""
     unfamiliar: float | None
-    """Largest score of a familiar row; None: the model cannot tell, or there were too few rows, and no row is
-    called unfamiliar."""
-    right: float
-    """Asked for: how often confident rows are right, the least sure among them too."""
+    """Largest score of a familiar example; None, where the model has no such score or there were too few
+    held-out examples: no example is called unfamiliar."""
+    correct: float
+    """Required accuracy of confident examples, also of the least confident among them."""
     share: float
-    """Asked for: the share of familiar rows that may be called unfamiliar."""
+    """Required bound on the share of in-distribution examples that are called unfamiliar."""
     held_out: int
-    """Rows they were set on."""
+    """Number of held-out examples."""
     accuracy: float | None
-    """Of the held-out rows that would be called confident; None where none would."""
+    """Accuracy on the held-out examples called confident; None where there are none."""
     coverage: float
-    """Share of the held-out rows that would be called confident."""
+    """Share of the held-out examples that are called confident."""
     score: str = "ood_score"
-    """What tells unfamiliar rows: ``ood_score``, or ``model_uncertainty`` where that is a mere entropy."""
+    """Score compared with ``unfamiliar``: ``ood_score``, ``model_uncertainty`` where that is an entropy."""
+
+    @property
+    def right(self) -> float:
+        """Name of :attr:`correct` in release 0.1."""
+        warnings.warn("Thresholds.right is now called correct", DeprecationWarning, stacklevel=2)
+        return self.correct
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
+        """Values for JSON."""
+        return {JSON_KEYS.get(name, name): value for name, value in asdict(self).items()}
 
     @staticmethod
     def of_dict(values: Mapping[str, Any]) -> Thresholds:
-        """What :meth:`to_dict` gave; whatever else is a ValueError that says what is wrong."""
-        names = [field.name for field in fields(Thresholds)]
+        """Read the values of :meth:`to_dict`; anything else raises a ValueError."""
+        names = [JSON_KEYS.get(field.name, field.name) for field in fields(Thresholds)]
         if not isinstance(values, Mapping) or set(values) != set(names):
-            raise ValueError(f"thresholds are {', '.join(names)}, and nothing else; got {values!r:.200}")
-        given = {name: value for name, value in values.items() if value is not None or name not in ABSENT}
+            raise ValueError(
+                f"thresholds are {', '.join(names)} and nothing else, got {values!r:.200}"
+            )
+        given = {name: value for name, value in values.items() if value is not None or name not in OPTIONAL}
         for name in given.keys() & {"confident", "right", "share", "accuracy", "coverage"}:
             if not _is_number(given[name], 0, 1):
                 raise ValueError(f"{name} must lie between 0 and 1, got {given[name]!r:.50}")
         if not _is_number(given.get("unfamiliar", 0)):
             raise ValueError(f"unfamiliar must be a finite number or null, got {given['unfamiliar']!r:.50}")
         if not _is_number(given["held_out"], 1) or not isinstance(given["held_out"], int):
-            raise ValueError(f"held_out must be a number of rows, got {given['held_out']!r:.50}")
+            raise ValueError(f"held_out must be a number of examples, got {given['held_out']!r:.50}")
         if given["score"] not in SCORES:
             raise ValueError(f"score must be one of {', '.join(SCORES)}, got {given['score']!r:.50}")
-        return Thresholds(**values)
+        fields_of = {key: name for name, key in JSON_KEYS.items()}
+        return Thresholds(**{fields_of.get(key, key): value for key, value in values.items()})
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one input."""
+    """Verdict on one input."""
 
     kind: str
     """confident, ambiguous or unfamiliar."""
     label: str
-    """The most probable class."""
+    """Most probable class."""
     others: tuple[str, ...]
-    """Of an ambiguous input the next probable class; more than these two are meant where ``text`` says so."""
+    """Second most probable class of an ambiguous input, else empty."""
     text: str
-    """For people: "confident", "ambiguous (cat or dog)", "ambiguous (cat, dog or others)", "unfamiliar"."""
+    """For readers: "confident", "ambiguous (cat or dog)", "ambiguous (cat, dog or others)", "unfamiliar"."""
 
 
+@renamed_arguments(right="correct")
 def set_thresholds(
-    prediction: Prediction, labels: Any, *, right: float = 0.95, unfamiliar: float = 0.05
+    prediction: Prediction, labels: Any, *, correct: float = 0.95, unfamiliar: float = 0.05
 ) -> Thresholds:
-    """From predictions of n held-out rows and their ``labels``: (n,), or multi-hot (n, K).
+    """Set the thresholds by predictions of n held-out examples and ``labels``: (n,), or multi-hot (n, K).
 
-    *Unfamiliar* is a score above the k-th smallest held-out one, k = ⌈(n+1)(1 − unfamiliar)⌉, which of
-    exchangeable inputs at most that share exceeds (split conformal prediction); where k > n, with fewer than
-    19 rows for 0.05, there is no such threshold. Nor is there one where the model uncertainty is zero on all
-    rows, as a deterministic or heteroscedastic network has it: its ``ood_score`` is an entropy, high for
-    ambiguous inputs too. Where members without posteriors make the model uncertainty, that is the score, for
-    the same reason.
+    *Unfamiliar* is a score above the k-th smallest held-out score, k = ⌈(n+1)(1 − unfamiliar)⌉, which at most
+    that share of exchangeable inputs exceeds (split conformal prediction). There is no such threshold where
+    k > n (fewer than 19 examples for 0.05), nor where the model uncertainty of all examples is zero, as for a
+    deterministic or heteroscedastic network, whose ``ood_score`` is an entropy and thus high for ambiguous
+    inputs too. For the same reason the score is the model uncertainty where it comes from ensemble members
+    without posteriors.
 
-    *Confident* is a confidence of t or more, the least t for which, among the rows that are not unfamiliar,
-    those of confidence t … s have the right label at least that often for every s ≥ t (of several labels: the
-    most probable class is among them), and of which at least 20 rows reach it. So all rows called confident
-    are right that often, and the least sure of them too; were it all of them alone, a model that is right
-    often enough would be called confident of everything.
+    *Confident* is a confidence of at least t, the smallest t such that, among the examples that are not
+    unfamiliar, for every s ≥ t at least the share ``correct`` with confidence in [t, s] is classified
+    correctly (multi-label: the most probable class is among the labels), and at least 20 examples have
+    confidence t or more. The least confident of them are then correct as often, too. A condition on all
+    confident examples together would call every prediction of an accurate model confident.
     """
-    _check_shares(right, unfamiliar)
-    correct, confidence = _correct(prediction, labels), _confidence(prediction)
-    name = _score_of(prediction)
-    score = None if name is None else _numbers(prediction, name)
-    limit = None if score is None else _quantile(score, unfamiliar)
-    familiar = torch.ones_like(correct) if score is None or limit is None else score <= limit
-    least = _surest(confidence[familiar], correct[familiar], right)
+    _check_shares(correct, unfamiliar)
+    hits, confidence = _hits(prediction, labels), _confidence(prediction)
+    name = _score_name(prediction)
+    score = None if name is None else _values(prediction, name)
+    limit = None if score is None else _conformal_quantile(score, unfamiliar)
+    familiar = torch.ones_like(hits) if score is None or limit is None else score <= limit
+    least = _confidence_threshold(confidence[familiar], hits[familiar], correct)
     chosen = familiar & (confidence >= (math.inf if least is None else least))
     count = int(chosen.sum())
     return Thresholds(
         confident=least,
         unfamiliar=limit,
-        right=float(right),
+        correct=float(correct),
         share=float(unfamiliar),
-        held_out=len(correct),
-        accuracy=int(correct[chosen].sum()) / count if count else None,
-        coverage=count / len(correct),
+        held_out=len(hits),
+        accuracy=int(hits[chosen].sum()) / count if count else None,
+        coverage=count / len(hits),
         score=name or SCORES[0],
     )
 
 
 def verdicts(prediction: Prediction, thresholds: Thresholds, class_names: Sequence[str]) -> list[Verdict]:
-    """A verdict for each row.
+    """Verdict on each example.
 
     >>> from hetsngp.types import Prediction
     >>> probs = torch.tensor([[0.98, 0.01, 0.01], [0.48, 0.50, 0.02], [0.90, 0.05, 0.05]])
-    >>> doubt = torch.tensor([0.0, 0.1, 2.0])
-    >>> prediction = Prediction(probs, probs, doubt, doubt, doubt, doubt, doubt, doubt, doubt)
-    >>> thresholds = Thresholds(0.9, 1.0, right=0.95, share=0.05, held_out=100, accuracy=0.96, coverage=0.7)
+    >>> scores = torch.tensor([0.0, 0.1, 2.0])
+    >>> prediction = Prediction(probs, probs, *[scores] * 7)
+    >>> thresholds = Thresholds(0.9, 1.0, correct=0.95, share=0.05, held_out=100, accuracy=0.96, coverage=0.7)
     >>> [verdict.text for verdict in verdicts(prediction, thresholds, ("cat", "dog", "owl"))]
     ['confident', 'ambiguous (dog or cat)', 'unfamiliar']
     """
@@ -143,7 +157,7 @@ def verdicts(prediction: Prediction, thresholds: Thresholds, class_names: Sequen
     if probs.shape[-1] != len(class_names):
         raise ValueError(f"{len(class_names)} class_names for {probs.shape[-1]} classes: name each once")
     first, second = most_probable(probs)
-    # Of the probability there is: under the sigmoid link it is not one.
+    # Half of the sum over classes, which is not one under the sigmoid link.
     scarce = (_at(probs, first) + _at(probs, second) < probs.sum(-1) / 2).tolist()
     kinds = _kinds(prediction, thresholds)
     found = []
@@ -157,42 +171,41 @@ def verdicts(prediction: Prediction, thresholds: Thresholds, class_names: Sequen
     return found
 
 
-def never_said(thresholds: Thresholds) -> list[str]:
-    """Which words no input gets, and why; nothing where all three are in use.
+def unused_verdicts(thresholds: Thresholds) -> list[str]:
+    """Messages on the verdicts that no input can get, with the reason; empty where all three are in use.
 
-    >>> never_said(Thresholds(None, 1.0, right=0.95, share=0.05, held_out=10, accuracy=None, coverage=0.0))
-    ['no image is called confident: that takes 20 held-out images, 95% of them right']
+    >>> settings = {"correct": 0.95, "share": 0.05, "held_out": 10, "accuracy": None, "coverage": 0.0}
+    >>> unused_verdicts(Thresholds(None, 1.0, **settings))
+    ['no image is called confident: this needs 20 held-out images, 95% of them classified correctly']
     """
     found = []
     if thresholds.confident is None:
-        right = f"{thresholds.right:.0%}"
-        found.append(
-            f"no image is called confident: that takes {LEAST_ROWS} held-out images, {right} of them right"
-        )
+        needed = f"{MIN_EXAMPLES} held-out images, {thresholds.correct:.0%} of them classified correctly"
+        found.append(f"no image is called confident: this needs {needed}")
     if thresholds.unfamiliar is None:
-        # What _quantile needs, turned round; of a share of 0 there are never enough.
+        # The least n for which _conformal_quantile has a threshold; none for a share of 0.
         least = math.ceil(1 / thresholds.share - 1 - 1e-9) if thresholds.share else math.inf
         if thresholds.held_out >= least:
-            found.append("no image is called unfamiliar: this model cannot tell")
+            found.append("no image is called unfamiliar: this model has no model uncertainty to tell by")
         elif math.isinf(least):
-            found.append("no image is called unfamiliar: none was to be, by a share of 0")
+            found.append("no image is called unfamiliar: the share of unfamiliar images was set to 0")
         else:
-            found.append(f"no image is called unfamiliar: that takes {least} held-out images")
+            found.append(f"no image is called unfamiliar: this needs {least} held-out images")
     return found
 
 
 def most_probable(probs: Tensor) -> tuple[Tensor, Tensor]:
-    """The most and the next probable class of (B, K): (B,), (B,); of equal ones the first."""
+    """Most and second most probable class of (B, K): (B,), (B,); the first one of ties."""
     first = probs.argmax(-1)
     return first, probs.scatter(-1, first[:, None], -math.inf).argmax(-1)
 
 
-# --- pieces ---------------------------------------------------------------------------------------------
+# --- thresholds and scores ------------------------------------------------------------------------------
 
 
-def _check_shares(right: Any, unfamiliar: Any) -> None:
-    if not _is_number(right, 0, 1) or right == 0:
-        raise ValueError(f"right must be a share above 0 and at most 1, e.g. 0.95, got {right!r}")
+def _check_shares(correct: Any, unfamiliar: Any) -> None:
+    if not _is_number(correct, 0, 1) or correct == 0:
+        raise ValueError(f"correct must be a share above 0 and at most 1, e.g. 0.95, got {correct!r}")
     if not _is_number(unfamiliar, 0, 1) or unfamiliar == 1:
         raise ValueError(
             f"unfamiliar must be a share of at least 0 and below 1, e.g. 0.05, got {unfamiliar!r}"
@@ -200,19 +213,21 @@ def _check_shares(right: Any, unfamiliar: Any) -> None:
 
 
 def _kinds(prediction: Prediction, thresholds: Thresholds) -> list[str]:
-    confidence, score = _confidence(prediction), _numbers(prediction, thresholds.score)
+    confidence, score = _confidence(prediction), _values(prediction, thresholds.score)
     least = math.inf if thresholds.confident is None else thresholds.confident
     most = math.inf if thresholds.unfamiliar is None else thresholds.unfamiliar
     return [
-        "unfamiliar" if strange else "confident" if sure else "ambiguous"
-        for strange, sure in zip((score > most).tolist(), (confidence >= least).tolist(), strict=True)
+        "unfamiliar" if is_unfamiliar else "confident" if is_confident else "ambiguous"
+        for is_unfamiliar, is_confident in zip(
+            (score > most).tolist(), (confidence >= least).tolist(), strict=True
+        )
     ]
 
 
-def _score_of(prediction: Prediction) -> str | None:
-    """What tells unfamiliar rows from ambiguous ones; None where nothing does."""
+def _score_name(prediction: Prediction) -> str | None:
+    """Score that separates unfamiliar examples from ambiguous ones; None where the model has none."""
     total, model, score = (
-        _numbers(prediction, name) for name in ("total_uncertainty", "model_uncertainty", "ood_score")
+        _values(prediction, name) for name in ("total_uncertainty", "model_uncertainty", "ood_score")
     )
     rounding = ROUNDING * float(total.abs().max())
     if float(model.max()) <= rounding:
@@ -220,50 +235,53 @@ def _score_of(prediction: Prediction) -> str | None:
     return "model_uncertainty" if float((score - total).abs().max()) <= rounding else "ood_score"
 
 
-def _quantile(score: Tensor, share: float) -> float | None:
+def _conformal_quantile(score: Tensor, share: float) -> float | None:
     """The ⌈(n+1)(1 − share)⌉-th smallest of (n,); None where there are too few."""
     k = math.ceil((len(score) + 1) * (1 - share) - 1e-9)  # 10·(1 − 0.7) is rounded to more than 3
     limit = float(score.kthvalue(k).values) if k <= len(score) else math.inf
     return limit if math.isfinite(limit) else None
 
 
-def _surest(confidence: Tensor, correct: Tensor, right: float) -> float | None:
-    """The least t such that, whatever s ≥ t, rows of confidence t … s are right so often; of (n,), (n,).
+def _confidence_threshold(confidence: Tensor, hits: Tensor, correct: float) -> float | None:
+    """Smallest t such that the share of hits in [t, s] is at least ``correct`` for every s ≥ t; (n,), (n,).
 
-    This is where isotonic regression of ``correct`` on ``confidence`` reaches ``right``.
+    This is where isotonic regression of ``hits`` on ``confidence`` reaches ``correct``.
     """
     values, group, size = confidence.unique(return_inverse=True, return_counts=True)  # ascending
-    hits = torch.bincount(group, correct.double(), minlength=len(values)).cumsum(0)
-    rows = size.cumsum(0).double()
-    above = hits - right * rows  # of all rows up to s: how many more are right than asked for
-    least = above.flip(0).cummin(0).values.flip(0)  # over all s from here on
-    before = torch.cat([above.new_zeros(1), above[:-1]])
-    left = len(confidence) - rows + size
-    # Differences of whole numbers less multiples of ``right``: rounding is far below the tolerance.
-    enough = (least - before >= -1e-9) & (left >= LEAST_ROWS)
+    hits_up_to = torch.bincount(group, hits.double(), minlength=len(values)).cumsum(0)
+    count_up_to = size.cumsum(0).double()
+    excess = hits_up_to - correct * count_up_to  # hits beyond the required number, up to s
+    least = excess.flip(0).cummin(0).values.flip(0)  # over all s from here on
+    before = torch.cat([excess.new_zeros(1), excess[:-1]])
+    remaining = len(confidence) - count_up_to + size
+    # Differences of integers less multiples of ``correct``: rounding is far below the tolerance.
+    enough = (least - before >= -1e-9) & (remaining >= MIN_EXAMPLES)
     return float(values[enough][0]) if bool(enough.any()) else None
 
 
-def _correct(prediction: Prediction, labels: Any) -> Tensor:
+def _hits(prediction: Prediction, labels: Any) -> Tensor:
+    """Whether each prediction is correct: (n,)."""
     probs, labels = torch.as_tensor(prediction.probs).cpu(), torch.as_tensor(labels).cpu()
-    rows, classes = probs.shape
-    if rows == 0:
-        raise ValueError("thresholds need held-out rows: predict at least one, and better a thousand")
+    examples, classes = probs.shape
+    if examples == 0:
+        raise ValueError("thresholds need held-out examples: give at least one, better a thousand or more")
     if labels.dim() == 2:
-        return has_top_class(probs, check_multi_hot(labels, classes, rows))
-    return probs.argmax(-1) == check_class_labels(labels, classes, rows)
+        return has_top_class(probs, check_multi_hot(labels, classes, examples))
+    return probs.argmax(-1) == check_class_labels(labels, classes, examples)
 
 
 def _confidence(prediction: Prediction) -> Tensor:
-    return _numbers(prediction, "confidence").clamp(max=1)  # an integral may be rounded to more
+    return _values(prediction, "confidence").clamp(max=1)  # an integral may be rounded to more
 
 
-def _numbers(prediction: Prediction, name: str) -> Tensor:
-    """(n,) on the CPU in float64, as thresholds are kept: one rounded up would exceed its own row."""
+def _values(prediction: Prediction, name: str) -> Tensor:
+    """(n,) on the CPU in float64, like the thresholds: a rounded one could exceed the score it was set by."""
     found = torch.as_tensor(getattr(prediction, name)).detach().cpu().double()
     if bool(found.isnan().any()):
-        row = int(found.isnan().int().argmax())
-        raise ValueError(f"{name} is NaN, first in row {row}: look at that input; or did training diverge?")
+        first = int(found.isnan().int().argmax())
+        raise ValueError(
+            f"{name} is NaN, first for example {first}: check that input, or whether training diverged"
+        )
     return found
 
 

@@ -1,4 +1,4 @@
-"""One line an input, for people or for programs: label, confidence, both doubts and a verdict."""
+"""Predictions as an aligned table or as JSON lines, printed while they are made."""
 
 from __future__ import annotations
 
@@ -10,40 +10,48 @@ from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
+from hetsngp._moved import renamed_arguments
 from hetsngp.data.datasets.registry import DATASETS
-from hetsngp.serving.bundle import Served
-from hetsngp.serving.contact_sheet import MOST, check_sheet, draw_lines
-from hetsngp.serving.decisions import never_said
-from hetsngp.serving.predictions import ROWS, Line, image_files, predict_files, predict_set
+from hetsngp.serving.bundle import ServedModel
+from hetsngp.serving.contact_sheet import MAX_IMAGES, check_contact_sheet, draw_contact_sheet
+from hetsngp.serving.decisions import unused_verdicts
+from hetsngp.serving.predictions import (
+    BATCH_SIZE,
+    PredictionRecord,
+    image_files,
+    predict_files,
+    predict_set,
+)
 
-__all__ = ["Line", "as_json", "as_text", "predict_and_show", "predict_files", "predict_set"]
+__all__ = ["PredictionRecord", "as_json", "as_text", "predict_and_show", "predict_files", "predict_set"]
 
-LONGEST = 28
-"""Letters of a label in a column."""
+MAX_LABEL = 28
+"""Letters of a label in the table."""
 HEADINGS = ("file", "label", "given", "confidence", "data", "model", "verdict")
-GIVEN, NUMBERS = 2, (3, 4, 5)
+GIVEN, NUMERIC = 2, (3, 4, 5)
 
 
+@renamed_arguments(sheet="contact_sheet")
 def predict_and_show(
-    served: Served,
+    served: ServedModel,
     sources: Sequence[str],
     *,
     as_json: bool = False,
-    sheet: Path | None = None,
+    contact_sheet: Path | None = None,
     limit: int | None = None,
-    batch_size: int = ROWS,
+    batch_size: int = BATCH_SIZE,
 ) -> None:
-    """Print a line for each input of ``sources``, as they are predicted.
+    """Print a line for each input of ``sources`` as soon as its batch is predicted.
 
-    A source is an image file, a folder of images, or a set: its name (./cifar10 is a folder, cifar10 the set)
-    or a .npz file. ``limit``: at most so many of each set (evenly spread), of each folder (the first by
-    name), and of all files that are named one by one. ``sheet``: a PNG file of the first 64 inputs, written
-    at the end. Words of a verdict that no input gets are said after the lines, on the standard error.
+    A source is an image file, a folder of images, or a data set: its name (./cifar10 is a folder, cifar10 the
+    set) or a .npz file. ``limit``: the most images to take from each set (evenly spaced), from each folder
+    (the first in alphabetical order), and of the files given one by one. ``contact_sheet``: PNG file of the
+    first 64 inputs, written at the end. Verdicts that no input can get are reported on stderr.
     """
-    if sheet is not None:
-        check_sheet(sheet)
-    parts: list[Iterator[Line]] = []
-    pictures, named = 0 if sheet is None else MOST, 0
+    if contact_sheet is not None:
+        check_contact_sheet(contact_sheet)
+    parts: list[Iterator[PredictionRecord]] = []
+    pictures, named = 0 if contact_sheet is None else MAX_IMAGES, 0
     # All sources are opened before the first line is printed.
     for is_set, group in groupby(sources, _is_set):
         if is_set:
@@ -52,73 +60,75 @@ def predict_and_show(
         files: list[Path] = []
         for source in group:
             alone = not Path(source).is_dir()
-            files += image_files([source])[: _left(limit, named if alone else 0)]
+            files += image_files([source])[: _remaining(limit, named if alone else 0)]
             named += alone
         if files:
             parts.append(predict_files(served, files, batch_size, pictures=pictures))
-    kept: list[Line] = []
+    first: list[PredictionRecord] = []
 
-    def shown() -> Iterator[Line]:
-        for line in chain.from_iterable(parts):
-            if sheet is not None and len(kept) < MOST:
-                kept.append(line)
-            yield line
+    def records() -> Iterator[PredictionRecord]:
+        for record in chain.from_iterable(parts):
+            if len(first) < pictures:
+                first.append(record)
+            yield record
 
-    for text in map(_object, shown()) if as_json else as_text(shown(), batch_size):
-        print(text, flush=True)
-    for text in never_said(served.thresholds):
-        print(f"note: {text}", file=sys.stderr)
-    if sheet is not None:
-        draw_lines(kept, [line.pixels for line in kept], sheet)
-        print(f"sheet: {sheet}", file=sys.stderr)
+    for line in map(_to_json, records()) if as_json else as_text(records(), batch_size):
+        print(line, flush=True)
+    for note in unused_verdicts(served.thresholds):
+        print(f"note: {note}", file=sys.stderr)
+    if contact_sheet is not None:
+        draw_contact_sheet(first, [record.pixels for record in first], contact_sheet)
+        print(f"contact sheet: {contact_sheet}", file=sys.stderr)
 
 
-def as_text(lines: Iterable[Line], block: int = ROWS) -> Iterator[str]:
-    """Aligned columns under a heading, a string a line; ``block`` lines are waited for and aligned at a time.
+@renamed_arguments(lines="records")
+def as_text(records: Iterable[PredictionRecord], block: int = BATCH_SIZE) -> Iterator[str]:
+    """Lines of an aligned table with a heading; columns are aligned over ``block`` records at a time.
 
-    >>> doubt = {"data_uncertainty": 0.1, "model_uncertainty": 0.02, "ood_score": 0.02}
-    >>> line = Line("a.jpg", "cat", 0.97, **doubt, verdict="confident", text="confident", top=())
-    >>> for text in as_text([line]):
-    ...     print(text)
+    >>> uncertainty = {"data_uncertainty": 0.1, "model_uncertainty": 0.02, "ood_score": 0.02}
+    >>> verdict = {"verdict": "confident", "text": "confident"}
+    >>> for line in as_text([PredictionRecord("a.jpg", "cat", 0.97, **uncertainty, **verdict, top=())]):
+    ...     print(line)
     file   label  confidence   data  model  verdict
     a.jpg  cat         0.970  0.100  0.020  confident
     """
-    rest, widths, labelled = iter(lines), [0] * len(HEADINGS), False
+    remaining, widths, labelled = iter(records), [0] * len(HEADINGS), False
     heading: list[tuple[str, ...]] = [HEADINGS]
-    while part := list(islice(rest, block)):
-        labelled = labelled or any(line.given is not None for line in part)
-        rows = heading + [_cells(line) for line in part]
+    while part := list(islice(remaining, block)):
+        labelled = labelled or any(record.given is not None for record in part)
+        rows = heading + [_cells(record) for record in part]
         # Columns only ever get wider.
         widths = [
             max(width, *map(len, column))
             for width, column in zip(widths, zip(*rows, strict=True), strict=True)
         ]
-        yield from (_aligned(row, widths, labelled) for row in rows)
+        yield from (_align(row, widths, labelled) for row in rows)
         heading = []
 
 
-def as_json(line: Line) -> str:
-    """One object of strict JSON on one line; null for what is no finite number.
+@renamed_arguments(line="record")
+def as_json(record: PredictionRecord) -> str:
+    """Strict JSON on one line; numbers that are not finite become null.
 
-    >>> doubt = {"data_uncertainty": 0.1, "model_uncertainty": 0.02, "ood_score": 0.02}
-    >>> line = Line("a.jpg", "cat", 1.0, **doubt, verdict="confident", text="confident", top=(("cat", 1.0),))
-    >>> print(as_json(line)[:52])
+    >>> uncertainty = {"data_uncertainty": 0.1, "model_uncertainty": 0.02, "ood_score": 0.02}
+    >>> verdict = {"verdict": "confident", "text": "confident"}
+    >>> record = PredictionRecord("a.jpg", "cat", 1.0, **uncertainty, **verdict, top=(("cat", 1.0),))
+    >>> print(as_json(record)[:52])
     {"name": "a.jpg", "label": "cat", "confidence": 1.0,
     """
     values: dict[str, Any] = {
         name: _number(value) if isinstance(value, float) else value
-        for name, value in vars(line).items()
+        for name, value in vars(record).items()
         if name != "pixels"
     }
-    values["top"] = [{"label": label, "probability": _number(p)} for label, p in line.top]
+    values["top"] = [{"label": label, "probability": _number(p)} for label, p in record.top]
     return json.dumps(values, allow_nan=False)
 
 
-_object = as_json
-"""Under a name that the argument of :func:`predict_and_show` does not hide."""
+_to_json = as_json  # the argument of predict_and_show hides the name as_json
 
 
-def _left(limit: int | None, taken: int) -> int | None:
+def _remaining(limit: int | None, taken: int) -> int | None:
     return None if limit is None else max(0, limit - taken)
 
 
@@ -126,30 +136,31 @@ def _is_set(source: str) -> bool:
     return str(source).partition(":")[0] in DATASETS or Path(source).suffix == ".npz"
 
 
-def _aligned(cells: Sequence[str], widths: Sequence[int], labelled: bool) -> str:
+def _align(cells: Sequence[str], widths: Sequence[int], labelled: bool) -> str:
     padded = [
-        cell.rjust(width) if place in NUMBERS else cell.ljust(width)
-        for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        if place != GIVEN or labelled
+        cell.rjust(width) if column in NUMERIC else cell.ljust(width)
+        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        if column != GIVEN or labelled
     ]
     return "  ".join(padded).rstrip()
 
 
-def _cells(line: Line) -> tuple[str, ...]:
-    numbers = (line.confidence, line.data_uncertainty, line.model_uncertainty)
-    label, given = (_short(_shown(text)) for text in (line.label, line.given or ""))
-    return (_shown(line.name), label, given, *(f"{number:.3f}" for number in numbers), _shown(line.text))
+def _cells(record: PredictionRecord) -> tuple[str, ...]:
+    numbers = (record.confidence, record.data_uncertainty, record.model_uncertainty)
+    label, given = (_shorten(_printable(text)) for text in (record.label, record.given or ""))
+    text = _printable(record.text)
+    return (_printable(record.name), label, given, *(f"{number:.3f}" for number in numbers), text)
 
 
-def _shown(text: str) -> str:
-    """On one line, of letters that any terminal takes: file names may hold anything."""
+def _printable(text: str) -> str:
+    """Escape line breaks and letters that a terminal cannot show: file names may hold anything."""
     return text if text.isprintable() else ascii(text)[1:-1]
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_LABEL else f"{text[: MAX_LABEL - 1]}…"
 
 
 def _number(value: float) -> float | None:
-    """What float32 knows of it."""
+    """Round to the digits of float32; None where the value is not finite."""
     return float(f"{value:.7g}") if math.isfinite(value) else None

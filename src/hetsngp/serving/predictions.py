@@ -1,4 +1,4 @@
-"""From images to what is said of each: batch by batch, however many there are."""
+"""Predictions and verdicts for image files and data sets, batch by batch."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from torch import Tensor
 from hetsngp.data.images.files import ImageFiles
 from hetsngp.data.images.folders import ENDINGS, image_names
 from hetsngp.data.images.multi_label import MultiLabelFiles
-from hetsngp.data.preprocessing import Images, Inputs
+from hetsngp.data.preprocessing import Images, Preprocessing
 from hetsngp.data.shards.streams import ShardedImages
-from hetsngp.serving.bundle import Served
+from hetsngp.serving.bundle import ServedModel
 from hetsngp.serving.decisions import most_probable, verdicts
 from hetsngp.types import Prediction
 from hetsngp.validation import check_positive
 
-ROWS = 64
-"""Inputs at a time."""
+BATCH_SIZE = 64
 UNLABELLED = ("unlabelled",)
-"""The classes of images that lie in a folder by themselves."""
+"""``class_names`` of a folder of images without class folders."""
 
 
 @dataclass(frozen=True)
-class Line:
-    """What is said of one input; doubts in nats."""
+class PredictionRecord:
+    """Prediction for one input; uncertainties in nats."""
 
     name: str
-    """The file, or the set and the place in it: "cifar10[0]"."""
+    """Path of the file, or data set and index: "cifar10[0]"."""
     label: str
     confidence: float
     data_uncertainty: float
@@ -40,132 +39,134 @@ class Line:
     verdict: str
     """confident, ambiguous or unfamiliar."""
     text: str
-    """The same for people: "ambiguous (cat or dog)"."""
+    """Verdict for readers: "ambiguous (cat or dog)"."""
     top: tuple[tuple[str, float], ...]
     """The two most probable classes and their probabilities."""
     given: str | None = None
-    """The label it was given, where it has one; of several "cat + dog"."""
+    """Label in the data set, if any; several labels as "cat + dog"."""
     pixels: Tensor | None = field(default=None, repr=False, compare=False)
-    """(C, H, W) uint8: what the network saw, where pictures were asked for."""
+    """Image after resizing and cropping, (C, H, W) uint8; kept where ``pictures`` asks for it."""
 
 
 def predict_files(
-    served: Served, files: Iterable[str | Path], batch_size: int = ROWS, *, pictures: int = 0
-) -> Iterator[Line]:
-    """Of image files and of folders of them, which are walked in the order of their names.
+    served: ServedModel, files: Iterable[str | Path], batch_size: int = BATCH_SIZE, *, pictures: int = 0
+) -> Iterator[PredictionRecord]:
+    """Predict image files, and folders of them, which are searched in alphabetical order.
 
-    All paths are looked for at once; a file that is no image is an error when its batch is read. The first
-    ``pictures`` lines keep their pixels.
+    Missing paths raise at once; a file that is not an image raises when its batch is read. The first
+    ``pictures`` records keep their pixels.
     """
     check_positive("batch_size", batch_size, integer=True)
     found = image_files(files)
 
-    def batches() -> Iterator[Iterator[Line]]:
+    def batches() -> Iterator[Iterator[PredictionRecord]]:
         for begin in range(0, len(found), batch_size):
             part = found[begin : begin + batch_size]
-            yield _lines(served, served.inputs.read(part), map(str, part), keep=pictures - begin)
+            yield _records(served, served.inputs.read(part), map(str, part), keep=pictures - begin)
 
-    return (line for batch in batches() for line in batch)
+    return (record for batch in batches() for record in batch)
 
 
 def predict_set(
-    served: Served,
+    served: ServedModel,
     spec: str,
     limit: int | None = None,
-    batch_size: int = ROWS,
+    batch_size: int = BATCH_SIZE,
     *,
     split: str = "test",
     root: str | Path | None = None,
     pictures: int = 0,
-) -> Iterator[Line]:
-    """Of a set by name, folder or .npz file, with the label of each; ``limit``: so many, evenly spread."""
+) -> Iterator[PredictionRecord]:
+    """Predict a data set given by name, folder or .npz file, with its labels.
+
+    ``limit``: number of images, evenly spaced over the set.
+    """
     check_positive("batch_size", batch_size, integer=True)
     data = served.inputs.open(spec, split, root=root)
-    data, names = _some(data, spec, limit)
-    # Shards in several processes would come in no order.
+    data, names = _take(data, spec, limit)
+    # Several processes would return the images of shards in random order.
     workers = 0 if isinstance(data, ShardedImages) else None
     loader = served.inputs.loader(data, batch_size, device=served.device, num_workers=workers)
 
-    def batches() -> Iterator[Iterator[Line]]:
+    def batches() -> Iterator[Iterator[PredictionRecord]]:
         done = 0
         for x, y in loader:
-            yield _lines(served, x, names, given=_given(y, data.class_names), keep=pictures - done)
+            yield _records(served, x, names, given=_given_labels(y, data.class_names), keep=pictures - done)
             done += len(x)
 
-    return islice((line for batch in batches() for line in batch), limit)
+    return islice((record for batch in batches() for record in batch), limit)
 
 
 def image_files(files: Iterable[str | Path]) -> list[Path]:
-    """The files themselves, and in place of a folder all images in it and below, by name."""
+    """List the files; a folder stands for all images in it and below, in alphabetical order."""
     if isinstance(files, str | Path):
         files = [files]
     found: list[Path] = []
     for path in map(Path, files):
         if path.is_dir():
-            inside = [path / name for name in sorted(image_names(path, deep=True))]
-            if not inside:
+            images = [path / name for name in sorted(image_names(path, deep=True))]
+            if not images:
                 raise FileNotFoundError(f"{path} has no images ({', '.join(ENDINGS)}): give another folder")
-            found += inside
+            found += images
         elif path.is_file():
             found.append(path)
         else:
             raise FileNotFoundError(f"there is no file {path}: give image files, or folders of them")
     if not found:
-        raise ValueError("there is nothing to predict: name at least one image file")
+        raise ValueError("there is nothing to predict: give at least one image file")
     return found
 
 
-# --- pieces ---------------------------------------------------------------------------------------------
+# --- batches --------------------------------------------------------------------------------------------
 
 
-def _lines(
-    served: Served, x: Tensor, names: Iterator[str], *, given: Sequence[str | None] = (), keep: int = 0
-) -> Iterator[Line]:
-    """Of a batch (b, C, H, W), the first ``keep`` with their pixels; takes b of the ``names``."""
+def _records(
+    served: ServedModel, x: Tensor, names: Iterator[str], *, given: Sequence[str | None] = (), keep: int = 0
+) -> Iterator[PredictionRecord]:
+    """Predict a batch (b, C, H, W), consuming b ``names``; the first ``keep`` records keep their pixels."""
     prediction: Prediction = served.model.predict(x.to(served.device))
     classes = served.inputs.class_names
     found = verdicts(prediction, served.thresholds, classes)
     best = torch.stack(most_probable(prediction.probs), 1)
     top = zip(best.tolist(), prediction.probs.gather(1, best).tolist(), strict=True)
-    doubts = ("confidence", "data_uncertainty", "model_uncertainty", "ood_score")
-    columns = zip(*(getattr(prediction, name).tolist() for name in doubts), strict=True)
+    columns = ("confidence", "data_uncertainty", "model_uncertainty", "ood_score")
+    rows = zip(*(getattr(prediction, name).tolist() for name in columns), strict=True)
     pixels = list(_pixels(served.inputs, x[: max(keep, 0)].cpu()))
-    for row, (verdict, (labels, probs), numbers) in enumerate(zip(found, top, columns, strict=True)):
-        doubt = dict(zip(doubts, numbers, strict=True))
-        yield Line(
+    for index, (verdict, (labels, probs), numbers) in enumerate(zip(found, top, rows, strict=True)):
+        yield PredictionRecord(
             name=next(names),
             label=verdict.label,
-            **doubt,
+            **dict(zip(columns, numbers, strict=True)),
             verdict=verdict.kind,
             text=verdict.text,
             top=tuple((classes[label], p) for label, p in zip(labels, probs, strict=True)),
-            given=given[row] if given else None,
-            pixels=pixels[row] if row < len(pixels) else None,
+            given=given[index] if given else None,
+            pixels=pixels[index] if index < len(pixels) else None,
         )
 
 
-def _pixels(inputs: Inputs, x: Tensor) -> Tensor:
-    """Back from (x − mean)/std to bytes."""
+def _pixels(inputs: Preprocessing, x: Tensor) -> Tensor:
+    """Convert (x − mean)/std back to bytes."""
     mean, std = (torch.tensor(value)[:, None, None] for value in (inputs.mean, inputs.std))
     return (255 * (x.float() * std + mean)).round().clamp(0, 255).byte()
 
 
-def _some(data: Images, spec: str, limit: int | None) -> tuple[Images, Iterator[str]]:
-    """So many images of a set, evenly spread, and what each is called; of shards the first, by the caller."""
-    rows: Sequence[int] = range(len(data))
+def _take(data: Images, spec: str, limit: int | None) -> tuple[Images, Iterator[str]]:
+    """Take ``limit`` images, evenly spaced, and name each; the caller takes the first ones of shards."""
+    indices: Sequence[int] = range(len(data))
     if limit is not None:
         check_positive("limit", limit, integer=True)
     if limit is not None and limit < len(data) and not isinstance(data, ShardedImages):
-        rows = [row * len(data) // limit for row in range(limit)]
-        data = data.take(rows)
+        indices = [index * len(data) // limit for index in range(limit)]
+        data = data.take(indices)
     if isinstance(data, ImageFiles):
         return data, map(str, data.files)
     if isinstance(data, MultiLabelFiles):
-        return data, (str(data.file(row)) for row in range(len(data)))
-    return data, (f"{spec}[{row}]" for row in rows)
+        return data, (str(data.file(index)) for index in range(len(data)))
+    return data, (f"{spec}[{index}]" for index in indices)
 
 
-def _given(y: Tensor, class_names: Sequence[str]) -> list[str | None]:
+def _given_labels(y: Tensor, class_names: Sequence[str]) -> list[str | None]:
     if tuple(class_names) == UNLABELLED:
         return [None] * len(y)
     if y.dim() == 2:

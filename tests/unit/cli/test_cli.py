@@ -34,7 +34,7 @@ from hetsngp.paper.synthetic.experiment import SETTINGS, SyntheticSettings
 from hetsngp.training import Engine
 from hetsngp.training.images import finished
 from hetsngp.training.recipes import recipe
-from hetsngp.training.recipes.recipe import recipe_names, read_recipe, recipe_file
+from hetsngp.training.recipes.recipe import read_recipe, recipe_file, recipe_names
 
 SRC = Path(__file__).parents[3] / "src"
 

@@ -15,6 +15,7 @@ from tests.contract import toy
 from torch import Tensor
 
 import hetsngp
+from hetsngp import serving
 from hetsngp.serving.decisions import Thresholds, most_probable, set_thresholds, verdicts
 from hetsngp.types import Prediction
 
@@ -76,17 +77,17 @@ def brute_force(
 def test_thresholds_are_those_of_brute_force(
     n: int, seed: int, right: float, share: float, steps: int
 ) -> None:
-    """``steps``: so few values that many rows tie, or none."""
+    """``steps``: so few values that many examples tie, or none."""
     rng = np.random.default_rng(seed)
     sure = 0.5 + np.ceil(rng.random(n) * steps) / steps / 2
     correct = rng.random(n) < sure
     score = np.floor(rng.random(n) * steps) / steps
     given = prediction(binary(sure), score)
-    found = set_thresholds(given, torch.as_tensor(~correct).long(), right=right, unfamiliar=share)
+    found = set_thresholds(given, torch.as_tensor(~correct).long(), correct=right, unfamiliar=share)
     wide = [value.double().numpy() for value in (given.confidence, given.ood_score)]
     expected = brute_force(wide[0], correct, wide[1], right, share)
     assert (found.confident, found.unfamiliar, found.accuracy, found.coverage) == expected
-    assert (found.right, found.share, found.held_out, found.score) == (right, share, n, "ood_score")
+    assert (found.correct, found.share, found.held_out, found.score) == (right, share, n, "ood_score")
 
 
 def test_the_order_of_the_rows_does_not_matter() -> None:
@@ -94,11 +95,11 @@ def test_the_order_of_the_rows_does_not_matter() -> None:
     sure = 0.6 + rng.integers(1, 20, 300) / 50
     labels = torch.as_tensor(rng.random(300) > sure).long()
     given = prediction(binary(sure), rng.integers(0, 50, 300))
-    first = set_thresholds(given, labels, right=0.9)
+    first = set_thresholds(given, labels, correct=0.9)
     assert first.confident is not None
     for seed in range(5):
         order = torch.randperm(300, generator=torch.Generator().manual_seed(seed))
-        assert set_thresholds(given[order], labels[order], right=0.9) == first
+        assert set_thresholds(given[order], labels[order], correct=0.9) == first
 
 
 def test_numpy_and_the_other_precision_are_the_same() -> None:
@@ -110,7 +111,7 @@ def test_numpy_and_the_other_precision_are_the_same() -> None:
 
 
 def test_of_few_rows_nothing_is_said() -> None:
-    """19 rows give a threshold of 5 %, 18 none; 20 right answers are confident, 19 are not."""
+    """19 examples give a threshold of 5 %, 18 none; 20 correct ones are confident, 19 are not."""
     for n, known in ((18, False), (19, True)):
         found = set_thresholds(prediction(binary([0.9] * n), range(n)), torch.zeros(n).long())
         assert found.unfamiliar == (n - 1.0 if known else None)
@@ -129,14 +130,14 @@ def test_nineteen_of_twenty_are_95_percent() -> None:
 
 
 def test_rows_that_would_be_unfamiliar_count_for_no_confidence() -> None:
-    """Five sure and wrong rows are far away; without them all sure rows are right."""
+    """Five confident errors are far away; without them all confident examples are correct."""
     sure = torch.tensor([0.99] * 95 + [0.999] * 5)
     labels = torch.tensor([0] * 95 + [1] * 5)
     far = torch.tensor([0.0] * 95 + [9.0] * 5)
     found = set_thresholds(prediction(binary(sure), far), labels, unfamiliar=0.06)
     assert (found.unfamiliar, found.accuracy, found.coverage) == (0.0, 1.0, 0.95)
     assert found.confident == pytest.approx(0.99)
-    near = set_thresholds(prediction(binary(sure), far), labels, right=0.96, unfamiliar=0.0)
+    near = set_thresholds(prediction(binary(sure), far), labels, correct=0.96, unfamiliar=0.0)
     assert near.confident is None
 
 
@@ -190,7 +191,7 @@ def draw(rng: np.random.Generator, rows: int) -> tuple[Prediction, Tensor]:
 
 
 def test_fresh_rows_are_called_unfamiliar_as_rarely_as_asked() -> None:
-    """Thresholds of 200 rows, verdicts on 200 fresh ones: ⌊0.05·201⌋/201 of them on average, without ties."""
+    """Thresholds of 200 examples, verdicts on 200 others: ⌊0.05·201⌋/201 on average, without ties."""
     rng, strange = np.random.default_rng(0), []
     for _ in range(300):
         found = set_thresholds(*draw(rng, 200))
@@ -202,9 +203,9 @@ def test_fresh_rows_are_called_unfamiliar_as_rarely_as_asked() -> None:
 
 
 def test_the_confident_are_right_as_often_as_documented() -> None:
-    """docs/serving.md: .970 of fresh rows called confident are right where .95 was asked of 1,000 rows.
+    """docs/serving.md: .970 of those called confident are correct where .95 is required of 1,000 examples.
 
-    Those of at least t are right (1 + t)/2 of the time.
+    Those of at least t are correct (1 + t)/2 of the time.
     """
     rng = np.random.default_rng(0)
     least = [set_thresholds(*draw(rng, 1000)).confident for _ in range(300)]
@@ -219,18 +220,18 @@ def test_the_confident_are_right_as_often_as_documented() -> None:
 def test_of_many_rows_the_threshold_is_the_confidence_that_was_asked_for() -> None:
     """Of a calibrated model, with the error that isotonic regression has.
 
-    Where P(right | c) = c and confidences have density f, t̂ − t is (4·t(1 − t)/(f·n))^(1/3) times a variable
-    of Chernoff's distribution, of standard deviation 0.513 (Groeneboom and Wellner 2001).
+    Where P(correct | c) = c and confidences have density f, t̂ − t is (4·t(1 − t)/(f·n))^(1/3) times a
+    variable of Chernoff's distribution, of standard deviation 0.513 (Groeneboom and Wellner 2001).
     """
     rows, times, t = 20_000, 40, 0.9
-    found = [set_thresholds(*draw(np.random.default_rng(seed), rows), right=t) for seed in range(times)]
+    found = [set_thresholds(*draw(np.random.default_rng(seed), rows), correct=t) for seed in range(times)]
     error = math.sqrt(np.mean([((each.confident or 0) - t) ** 2 for each in found]))
     expected = 0.513 * (4 * t * (1 - t) / (0.95 * 2 * rows)) ** (1 / 3)
     assert error == pytest.approx(expected, rel=4 / math.sqrt(2 * times))
 
 
 def test_a_model_that_is_nearly_always_right_is_not_confident_of_everything() -> None:
-    """970 sure rows are right, and 15 of 30 unsure ones: 98.5 % of all, but not of those."""
+    """970 confident examples are correct, and 15 of 30 others: 98.5 % of all, but not of those 30."""
     sure = torch.tensor([0.99] * 970 + [0.55] * 30)
     labels = torch.tensor([0] * 985 + [1] * 15)
     found = set_thresholds(prediction(binary(sure)), labels)
@@ -281,7 +282,7 @@ def test_the_score_is_the_one_named() -> None:
 
 
 def test_held_out_rows_get_the_verdicts_they_were_counted_by() -> None:
-    """The row at a threshold is on its right side, also in float32."""
+    """The example at a threshold is on the correct side of it, also in float32."""
     given, wrong = draw(np.random.default_rng(3), 500)
     found = Thresholds.of_dict(json.loads(json.dumps(set_thresholds(given, wrong).to_dict())))
     kinds = [verdict.kind for verdict in verdicts(given, found, "ab")]
@@ -304,9 +305,9 @@ def test_the_two_most_probable(rows: int, classes: int, seed: int) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"right": 0}, "right must be a share above 0"),
-        ({"right": 1.5}, "right must be a share above 0"),
-        ({"right": "high"}, "right must be a share above 0"),
+        ({"correct": 0}, "correct must be a share above 0"),
+        ({"correct": 1.5}, "correct must be a share above 0"),
+        ({"correct": "high"}, "correct must be a share above 0"),
         ({"unfamiliar": 1}, "unfamiliar must be a share"),
         ({"unfamiliar": -0.1}, "unfamiliar must be a share"),
         ({"unfamiliar": math.nan}, "unfamiliar must be a share"),
@@ -332,7 +333,7 @@ def test_rows_and_labels_belong_together() -> None:
 def test_no_number_is_no_score() -> None:
     score = torch.arange(30.0)
     score[4] = math.nan
-    with pytest.raises(ValueError, match="ood_score is NaN, first in row 4"):
+    with pytest.raises(ValueError, match="ood_score is NaN, first for example 4"):
         set_thresholds(prediction(binary([0.9] * 30), score), torch.zeros(30).long())
     score[4:] = math.inf  # evidence that underflows: a threshold of infinity is none
     assert set_thresholds(prediction(binary([0.9] * 30), score), torch.zeros(30).long()).unfamiliar is None
@@ -350,8 +351,8 @@ def test_no_number_is_no_score() -> None:
         ({"share": -1}, "share must lie"),
         ({"unfamiliar": math.inf}, "unfamiliar must be a finite number or null"),
         ({"unfamiliar": [1]}, "unfamiliar must be a finite number or null"),
-        ({"held_out": 1.5}, "held_out must be a number of rows"),
-        ({"held_out": 0}, "held_out must be a number of rows"),
+        ({"held_out": 1.5}, "held_out must be a number of examples"),
+        ({"held_out": 0}, "held_out must be a number of examples"),
         ({"score": "entropy"}, "score must be one of"),
         ({"more": 1}, "and nothing else"),
     ],
@@ -367,3 +368,19 @@ def test_damaged_thresholds(change: dict[str, Any], words: str) -> None:
 def test_thresholds_that_are_none(value: Any) -> None:
     with pytest.raises(ValueError, match="thresholds are confident, unfamiliar"):
         Thresholds.of_dict(value)
+
+
+def test_names_of_0_1_still_work() -> None:
+    given, labels = prediction(binary([0.9] * 30)), torch.zeros(30).long()
+    with pytest.warns(DeprecationWarning, match="right is now called correct"):
+        found = set_thresholds(given, labels, right=0.9)  # type: ignore[call-arg]
+    assert found == set_thresholds(given, labels, correct=0.9)
+    with pytest.warns(DeprecationWarning, match="right is now called correct"):
+        assert found.right == 0.9
+    assert found.to_dict()["right"] == 0.9
+    with pytest.warns(DeprecationWarning, match="PredictionRecord"):
+        assert serving.Line is serving.PredictionRecord
+    with pytest.warns(DeprecationWarning, match="ServedModel"):
+        assert serving.Served is serving.ServedModel
+    with pytest.warns(DeprecationWarning, match="draw_contact_sheet"):
+        assert serving.draw_lines is serving.draw_contact_sheet

@@ -1,4 +1,4 @@
-"""A finished run at work: opened from disk with distrust, every line held to the model's own prediction."""
+"""Prediction with a finished run: reading it from disk, and every record against the model's prediction."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from tests.unit.small_sets import Image, make_cifar_small, write_cifar10, write_
 
 import hetsngp
 from hetsngp import ArtifactError
-from hetsngp.data.preprocessing import Inputs
+from hetsngp.data.preprocessing import Preprocessing
 from hetsngp.nn.backbones import WideResNet
 from hetsngp.serving import (
-    Line,
-    Served,
+    PredictionRecord,
+    ServedModel,
     Thresholds,
     as_json,
     as_text,
-    draw_lines,
+    draw_contact_sheet,
     open_run,
     predict_and_show,
     predict_files,
@@ -42,7 +42,7 @@ from hetsngp.serving import (
 
 NAMES, SIDE = ("red", "green", "blue"), 8
 MEAN, STD = (0.5, 0.4, 0.3), (0.25, 0.2, 0.3)
-INPUTS = Inputs((SIDE, SIDE), MEAN, STD, NAMES)
+INPUTS = Preprocessing((SIDE, SIDE), MEAN, STD, NAMES)
 COLOURS = np.array([[220, 40, 40], [40, 220, 40], [40, 40, 220]])
 
 
@@ -55,7 +55,7 @@ def coloured(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def as_inputs(pixels: np.ndarray) -> torch.Tensor:
-    """As the house makes them, in NumPy: (n, H, W, 3) bytes → (n, 3, H, W)."""
+    """Preprocessing in NumPy: (n, H, W, 3) bytes → (n, 3, H, W)."""
     return torch.tensor(
         ((pixels / 255 - np.array(MEAN)) / np.array(STD)).transpose(0, 3, 1, 2), dtype=torch.float32
     )
@@ -82,7 +82,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(finished: Path) -> Served:
+def served(finished: Path) -> ServedModel:
     return open_run(finished)
 
 
@@ -114,11 +114,11 @@ def edit(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     file.write_text(json.dumps(content))
 
 
-def line(name: str = "a.jpg", kind: str = "confident", **more: Any) -> Line:
+def record(name: str = "a.jpg", kind: str = "confident", **more: Any) -> PredictionRecord:
     text = {"ambiguous": "ambiguous (cat or dog)"}.get(kind, kind)
     every: dict[str, Any] = {"data_uncertainty": 0.25, "model_uncertainty": 0.0625, "ood_score": 0.0625}
     every |= {"label": "cat", "confidence": 0.875, "top": (("cat", 0.875), ("dog", 0.125)), **more}
-    return Line(name=name, verdict=kind, text=text, **every)
+    return PredictionRecord(name=name, verdict=kind, text=text, **every)
 
 
 # --- a run on disk --------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_serving_json_is_written_whole_or_not_at_all(copied: Path) -> None:
     write_serving(copied / "model", INPUTS, thresholds, {"recipe": "other"})
     assert open_run(copied).about == {"recipe": "other"}
     assert sorted(f.suffix for f in (copied / "model").iterdir()) == [".json", ".json", ".safetensors"]
-    with pytest.raises(FileNotFoundError, match=r"write it first, hetsngp\.save"):
+    with pytest.raises(FileNotFoundError, match=r"save it first, hetsngp\.save"):
         write_serving(copied / "elsewhere", INPUTS, thresholds)
 
 
@@ -202,7 +202,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda m: edit(m / "serving.json", lambda c: c.update(version=2)),
         "version 2.*use the",
     ),
-    "missing": (lambda m: (m / "serving.json").unlink(), r"serving\.json is missing.*train to the end"),
+    "missing": (lambda m: (m / "serving.json").unlink(), r"serving\.json is missing.*finish the training"),
     "no inputs": (lambda m: edit(m / "serving.json", lambda c: c.pop("inputs")), "'inputs' is missing"),
     "no thresholds": (
         lambda m: edit(m / "serving.json", lambda c: c.pop("thresholds")),
@@ -219,7 +219,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "huge size": (
         lambda m: edit(m / "serving.json", lambda c: c["inputs"].update(size=[10**9] * 2)),
-        "more than any image has",
+        "larger than any image",
     ),
     "odd resize": (
         lambda m: edit(m / "serving.json", lambda c: c["inputs"].update(resize="9")),
@@ -243,7 +243,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "several labels": (
         lambda m: edit(m / "serving.json", lambda c: c["inputs"].update(several_labels=True)),
-        "several_labels is not what the model says",
+        "several_labels does not match the model's link",
     ),
     "other weights": (lambda m: hetsngp.save(toy.build("sngp"), m), "belongs to other weights"),
     "damaged weights": (
@@ -251,7 +251,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         "is damaged or was replaced.*copy it",
     ),
     "half a copy": (lambda m: next(m.glob("*.safetensors")).unlink(), "copied or unpacked only in part"),
-    "no config": (lambda m: (m / "config.json").unlink(), r"is no run: model/config\.json is not in it"),
+    "no config": (lambda m: (m / "config.json").unlink(), r"is not a run: it has no model/config\.json"),
     "an odd config": (lambda m: (m / "config.json").write_text("{}"), "was not written by hetsngp"),
 }
 
@@ -271,11 +271,11 @@ def test_what_is_no_finished_run(tmp_path: Path, finished: Path) -> None:
         open_run(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="is a file: give the folder"):
         open_run(finished / "summary.json")
-    with pytest.raises(FileNotFoundError, match="is no run"):
+    with pytest.raises(FileNotFoundError, match="is not a run"):
         open_run(tmp_path)
     (tmp_path / "checkpoint").mkdir()
     with pytest.raises(
-        FileNotFoundError, match=re.escape(f"train it to the end, hetsngp train … --out {tmp_path}")
+        FileNotFoundError, match=re.escape(f"resume the training, hetsngp train … --out {tmp_path}")
     ):
         open_run(tmp_path)
     (tmp_path / "model").mkdir()  # interrupted while it was saved
@@ -287,7 +287,7 @@ def test_what_is_no_finished_run(tmp_path: Path, finished: Path) -> None:
 
 
 def test_lines_of_files_are_the_prediction(
-    served: Served, photos: dict[str, np.ndarray], tmp_path: Path
+    served: ServedModel, photos: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
     found = list(predict_files(served, [tmp_path / "photos"], batch_size=4, pictures=5))
     assert [each.name for each in found] == [str(tmp_path / "photos" / name) for name in photos]
@@ -310,7 +310,7 @@ def test_lines_of_files_are_the_prediction(
 
 
 def test_files_come_in_the_order_they_are_named(
-    served: Served, photos: dict[str, np.ndarray], tmp_path: Path
+    served: ServedModel, photos: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
     folder = tmp_path / "photos"
     given = [folder / "strange.png", str(folder / "b"), folder / "strange.png"]
@@ -321,7 +321,7 @@ def test_files_come_in_the_order_they_are_named(
 
 
 def test_a_file_that_is_no_image_is_named_before_its_batch(
-    served: Served, photos: dict[str, np.ndarray], tmp_path: Path
+    served: ServedModel, photos: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
     folder = tmp_path / "photos"
     files = [folder / "a.png", folder / "B.png", folder / "b/1.png", folder / "notes.txt"]
@@ -340,7 +340,7 @@ def test_a_file_that_is_no_image_is_named_before_its_batch(
     ],
 )
 def test_paths_are_looked_for_before_anything_is_predicted(
-    files: list[str], words: str, served: Served, photos: dict[str, np.ndarray], tmp_path: Path
+    files: list[str], words: str, served: ServedModel, photos: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises((FileNotFoundError, ValueError), match=words):
@@ -350,7 +350,7 @@ def test_paths_are_looked_for_before_anything_is_predicted(
 # --- sets -----------------------------------------------------------------------------------------------
 
 
-def test_lines_of_a_set_have_their_labels(served: Served, tmp_path: Path) -> None:
+def test_lines_of_a_set_have_their_labels(served: ServedModel, tmp_path: Path) -> None:
     pixels, labels = coloured(7, seed=4)
     labels[1] = 0  # the second is green, and was given as red
     file = tmp_path / "some.npz"
@@ -379,7 +379,7 @@ def test_lines_of_a_set_have_their_labels(served: Served, tmp_path: Path) -> Non
 
 
 def test_sets_of_files_are_called_by_their_files(
-    served: Served, photos: dict[str, np.ndarray], tmp_path: Path
+    served: ServedModel, photos: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
     for name in ("cats/1.png", "dogs/1.png", "dogs/2.png"):
         write_image(tmp_path / "set" / name, photos["a.png"])
@@ -391,7 +391,7 @@ def test_sets_of_files_are_called_by_their_files(
 
 
 def test_a_set_by_name(
-    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    served: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Images of another size than the model's are refused, and the error says so."""
     make_cifar_small(monkeypatch)
@@ -399,8 +399,12 @@ def test_a_set_by_name(
     monkeypatch.setenv("HETSNGP_DATA", str(tmp_path / "data"))
     with pytest.raises(ValueError, match=r"\(3, 32, 32\).*\(3, 8, 8\)"):
         predict_set(served, "cifar10")
-    larger = Served(
-        served.model, Inputs((32, 32), MEAN, STD, NAMES), served.thresholds, served.folder, served.about
+    larger = ServedModel(
+        served.model,
+        Preprocessing((32, 32), MEAN, STD, NAMES),
+        served.thresholds,
+        served.folder,
+        served.about,
     )
     predict_and_show(larger, ["cifar10"], limit=5)
     rows = capsys.readouterr().out.splitlines()
@@ -414,12 +418,12 @@ def test_a_set_by_name(
 def test_columns_are_aligned_and_stream() -> None:
     asked = []
 
-    def lines() -> Iterator[Line]:
+    def records() -> Iterator[PredictionRecord]:
         for name in ("a.jpg", "b.jpg", "a much longer name.jpg", "c.jpg"):
             asked.append(name)
-            yield line(name, label="an owl of a name that is far too long" if name == "b.jpg" else "cat")
+            yield record(name, label="an owl of a name that is far too long" if name == "b.jpg" else "cat")
 
-    text = as_text(lines(), block=2)
+    text = as_text(records(), block=2)
     assert next(text) == "file   label                         confidence   data  model  verdict"
     assert asked == ["a.jpg", "b.jpg"]  # two were waited for, and no more
     rest = list(text)
@@ -430,22 +434,24 @@ def test_columns_are_aligned_and_stream() -> None:
 
 
 def test_the_label_that_was_given_has_a_column() -> None:
-    rows = list(as_text([line(given="dog"), line("b.jpg", "ambiguous", given="cat")]))
+    rows = list(as_text([record(given="dog"), record("b.jpg", "ambiguous", given="cat")]))
     assert rows[0].split() == ["file", "label", "given", "confidence", "data", "model", "verdict"]
     assert rows[2] == "b.jpg  cat    cat         0.875  0.250  0.062  ambiguous (cat or dog)"
 
 
 def test_odd_names_stay_on_one_line_and_can_be_printed() -> None:
     odd = os.fsdecode(b"a\nb\xff\t.jpg")
-    (heading, row) = as_text([line(odd)])
+    (heading, row) = as_text([record(odd)])
     assert heading.startswith("file")
     assert row.startswith(r"a\nb\udcff\t.jpg  cat")
     row.encode("utf-8")
-    assert json.loads(as_json(line(odd)))["name"] == odd
+    assert json.loads(as_json(record(odd)))["name"] == odd
 
 
 def test_json_is_strict_and_complete() -> None:
-    text = as_json(line(kind="ambiguous", given="dog", ood_score=math.inf, confidence=float(np.float32(0.1))))
+    text = as_json(
+        record(kind="ambiguous", given="dog", ood_score=math.inf, confidence=float(np.float32(0.1)))
+    )
     assert "\n" not in text
 
     def refuse(name: str) -> None:
@@ -466,14 +472,14 @@ def test_json_is_strict_and_complete() -> None:
 
 
 def test_predict_and_show(
-    served: Served, photos: dict[str, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    served: ServedModel, photos: dict[str, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Files, a set and files again: JSON by itself on the standard output, and a sheet of all."""
+    """Files, a set and files again: JSON alone on stdout, and a contact sheet of all."""
     folder, file = tmp_path / "photos", tmp_path / "some.npz"
     pixels, labels = coloured(3, seed=4)
     np.savez(file, x_test=pixels, y_test=labels, x_train=pixels, y_train=labels)
     sources = [str(folder / "a.png"), str(folder / "b"), str(file), str(folder / "strange.png")]
-    predict_and_show(served, sources, as_json=True, sheet=tmp_path / "sheet.png", batch_size=2)
+    predict_and_show(served, sources, as_json=True, contact_sheet=tmp_path / "sheet.png", batch_size=2)
     out, err = capsys.readouterr()
     found = [json.loads(row) for row in out.splitlines()]
     assert [Path(each["name"]).name for each in found] == [
@@ -481,12 +487,12 @@ def test_predict_and_show(
         *("some.npz[0]", "some.npz[1]", "some.npz[2]", "strange.png"),
     ]
     assert [each["given"] for each in found] == [None] * 4 + ["0", "1", "2"] + [None]
-    assert err.split() == ["sheet:", str(tmp_path / "sheet.png")]
+    assert err.split() == ["contact", "sheet:", str(tmp_path / "sheet.png")]
     assert Image.open(tmp_path / "sheet.png").format == "PNG"
 
 
 def test_a_limit_is_of_each_source(
-    served: Served, photos: dict[str, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    served: ServedModel, photos: dict[str, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of each set, of each folder, and of the files that are named, wherever they are."""
     folder, file = tmp_path / "photos", tmp_path / "some.npz"
@@ -510,7 +516,7 @@ def test_a_limit_is_of_each_source(
 
 
 def test_words_that_no_input_gets_are_said_beside_the_lines(
-    served: Served, photos: dict[str, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    served: ServedModel, photos: dict[str, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def said(**thresholds: Any) -> list[str]:
         other = dataclasses.replace(served, thresholds=dataclasses.replace(served.thresholds, **thresholds))
@@ -521,27 +527,31 @@ def test_words_that_no_input_gets_are_said_beside_the_lines(
         return err.splitlines()
 
     assert said() == []
-    confident = "note: no image is called confident: that takes 20 held-out images, 95% of them right"
+    confident = (
+        "note: no image is called confident: this needs 20 held-out images, 95% of them classified correctly"
+    )
     assert said(confident=None, accuracy=None) == [confident]
-    assert said(unfamiliar=None) == ["note: no image is called unfamiliar: this model cannot tell"]
-    few = "note: no image is called unfamiliar: that takes 19 held-out images"
+    assert said(unfamiliar=None) == [
+        "note: no image is called unfamiliar: this model has no model uncertainty to tell by"
+    ]
+    few = "note: no image is called unfamiliar: this needs 19 held-out images"
     assert said(unfamiliar=None, held_out=19)[0] != few
     assert said(confident=None, unfamiliar=None, held_out=18) == [confident, few]
-    assert "share of 0" in said(unfamiliar=None, share=0.0)[0]
+    assert "set to 0" in said(unfamiliar=None, share=0.0)[0]
 
 
 def test_what_is_wrong_is_said_before_anything_is_printed(
-    served: Served, photos: dict[str, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    served: ServedModel, photos: dict[str, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     image = str(tmp_path / "photos" / "a.png")
     with pytest.raises(FileNotFoundError, match="there is no file"):
         predict_and_show(served, [image, "nothing.png"])
-    with pytest.raises(FileNotFoundError, match=r"there is no folder .*make it first"):
-        predict_and_show(served, [image], sheet=tmp_path / "no" / "sheet.png")
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*create it first"):
+        predict_and_show(served, [image], contact_sheet=tmp_path / "no" / "sheet.png")
     assert capsys.readouterr().out == ""
 
 
-# --- the sheet ------------------------------------------------------------------------------------------
+# --- contact sheet ------------------------------------------------------------------------------------------
 
 
 def shown(file: Path, colour: str) -> int:
@@ -554,33 +564,33 @@ def shown(file: Path, colour: str) -> int:
 def test_a_sheet_shows_the_images_in_frames_of_their_verdicts(tmp_path: Path) -> None:
     """Frames have as many pixels whatever their colour, and the pictures are of no frame's."""
     kinds = ["confident", "ambiguous", "ambiguous", "unfamiliar", "unfamiliar", "unfamiliar"]
-    lines = [line(f"photos/{i}.jpg", kind, given="dog" if i else None) for i, kind in enumerate(kinds)]
+    lines = [record(f"photos/{i}.jpg", kind, given="dog" if i else None) for i, kind in enumerate(kinds)]
     images = torch.zeros(6, 3, 4, 4, dtype=torch.uint8)
     images[:, 1] = 200
-    draw_lines(lines, images, tmp_path / "sheet.png")
+    draw_contact_sheet(lines, images, tmp_path / "sheet.png")
     frames = [shown(tmp_path / "sheet.png", colour) for colour in ("#0072B2", "#E69F00", "#D00000")]
     assert frames[0] > 300
     # beside the frame there is a patch in the legend, the same for each
     assert frames[1] - frames[0] == pytest.approx(frames[2] - frames[1], rel=0.2)
     assert shown(tmp_path / "sheet.png", "#00C800") > 6 * 5000
-    draw_lines(lines[:1], images[:1, :1] + 128, tmp_path / "grey.png")
+    draw_contact_sheet(lines[:1], images[:1, :1] + 128, tmp_path / "grey.png")
     assert shown(tmp_path / "grey.png", "#808080") > 5000
 
 
 def test_a_sheet_has_at_most_64_pictures(tmp_path: Path) -> None:
     images = torch.zeros(70, 3, 2, 2, dtype=torch.uint8)
     images[:64, 0], images[64:, 2] = 255, 255
-    draw_lines([line()] * 70, images, tmp_path / "sheet.png")
+    draw_contact_sheet([record()] * 70, images, tmp_path / "sheet.png")
     assert shown(tmp_path / "sheet.png", "#FF0000") > 64 * 4000
     assert shown(tmp_path / "sheet.png", "#0000FF") == 0
 
 
 def test_images_that_do_not_fit_the_lines(tmp_path: Path) -> None:
     image = torch.zeros(3, 4, 4, dtype=torch.uint8)
-    for lines, images in (([], []), ([line()], []), ([line()], [image, image])):
-        with pytest.raises(ValueError, match="give one image for each line"):
-            draw_lines(lines, images, tmp_path / "sheet.png")
+    for lines, images in (([], []), ([record()], []), ([record()], [image, image])):
+        with pytest.raises(ValueError, match="give one image for each record"):
+            draw_contact_sheet(lines, images, tmp_path / "sheet.png")
     for odd in (image.float(), image[0], torch.zeros(2, 4, 4, dtype=torch.uint8)):
         with pytest.raises(ValueError, match=r"\(C, H, W\) uint8"):
-            draw_lines([line()], [odd], tmp_path / "sheet.png")
+            draw_contact_sheet([record()], [odd], tmp_path / "sheet.png")
     assert not list(tmp_path.iterdir())
