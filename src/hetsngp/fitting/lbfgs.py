@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hetsngp.fitting.loop import EpochResult, nll_sums
 from hetsngp.models.classifier import Classifier
 from hetsngp.nn.heads import GaussianHead
-from hetsngp.nn.latent import MOST_REMEMBERED, RandomFeatureGP
+from hetsngp.nn.latent import RandomFeatureGP
 
 Rows = tuple[Tensor, ...]
 """x (n, D), y, weight (n,)."""
@@ -114,16 +114,6 @@ def _looks(model: Classifier, rows: list[Rows], weight_decay: float, seed: int) 
             break
         last = loss
     model.zero_grad(set_to_none=True)
-
-
-def has_mode(model: Classifier, rows: int) -> bool:
-    """Whether this is for it: a GP on features made from the training data, and so few ``rows`` in all that
-    those are kept.
-    """
-    latent = model.head.latent if isinstance(model.head, GaussianHead) else None
-    if not isinstance(latent, RandomFeatureGP) or latent.inducing is None:
-        return False
-    return rows * latent.kernel.random_features <= MOST_REMEMBERED
 
 
 @torch.no_grad()

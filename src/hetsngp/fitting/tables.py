@@ -17,9 +17,11 @@ from hetsngp.fitting.progress import Progress
 from hetsngp.fitting.schedule import Schedule
 from hetsngp.models.classifier import Classifier
 from hetsngp.nn.extractor import Features
+from hetsngp.nn.heads import GaussianHead
+from hetsngp.nn.latent import RandomFeatureGP
 from hetsngp.posterior.calibration import TOLERANCE
 from hetsngp.posterior.cross_fitting import cross_fit_posterior
-from hetsngp.posterior.fit import PosteriorReport, fit_and_calibrate
+from hetsngp.posterior.fit import PosteriorReport, finish, fit_and_calibrate
 from hetsngp.posterior.leave_one_out import left_out
 
 # Held-out rows that are enough to stop and to calibrate by. With fewer the best epoch is mostly chance, and
@@ -162,6 +164,8 @@ class TableBatches:
 
 # Rows at a time where there is no gradient: the posterior's pass and predictions.
 EVAL_ROWS = 1024
+# Kernel features that may be computed once for all data: a gigabyte.
+MOST_PRECOMPUTED = 2**28
 # The GP's weights have a natural size of one, a network's about 1/√width; Adam moves both by the same step.
 GP_LEARNING_RATE = 3.0
 
@@ -186,13 +190,14 @@ class TableFit:
 
     def with_one_part(self, training: TrainingTable, held_out: TrainingTable, progress: Progress) -> Fitted:
         """One model, stopped (if by steps) and calibrated by one held-out part."""
-        model, history = self._train(training, self.schedule, progress, held_out)
-        rows = _rows(model, training)
-        witnesses = left_out(model, rows, training.alone) if self.to_the_mode else None
+        model, view, (training, held_out) = self._prepare(training, held_out)
+        history = self._train(view, training, self.schedule, progress, held_out)
+        rows = _rows(view, training)
+        witnesses = left_out(view, rows, training.alone) if self.to_the_mode else None
         report = fit_and_calibrate(
-            model, rows, _rows(model, held_out), left_out=witnesses, tolerance=self.tolerance
+            view, rows, _rows(view, held_out), left_out=witnesses, tolerance=self.tolerance
         )
-        return model, history, report
+        return model.eval(), history, finish(model, report)
 
     def in_folds(
         self, table: TrainingTable, pairs: Sequence[tuple[TrainingTable, TrainingTable]], progress: Progress
@@ -201,9 +206,12 @@ class TableFit:
         without folds for all epochs, and not calibrated.
         """
         if not pairs:
-            model, history = self._train(table, self.schedule, progress)
-            return model, history, fit_and_calibrate(model, _rows(model, table), None)
-        models = [self._model(*pair) for pair in pairs]
+            model, view, (table,) = self._prepare(table)
+            history = self._train(view, table, self.schedule, progress)
+            report = fit_and_calibrate(view, _rows(view, table), None)
+            return model.eval(), history, finish(model, report)
+        prepared = [self._prepare(*pair) for pair in pairs]
+        models, pairs = [view for _, view, _ in prepared], [(a, b) for _, _, (a, b) in prepared]
         batches = [self._batches(m, training) for m, (training, _) in zip(models, pairs, strict=True)]
         held_out = [_rows(m, part) for m, (_, part) in zip(models, pairs, strict=True)]
         schedule = self.schedule
@@ -221,24 +229,25 @@ class TableFit:
                 on_epoch=progress,
             )
             schedule = replace(schedule, stop_after=best_epoch(found))
-        model, history = self._train(table, schedule, progress)
+        model, view, (table,) = self._prepare(table)
+        history = self._train(view, table, schedule, progress)
         # The folds may have gone on for a while after the best epoch.
         history = [replace(one, held_out=fold.held_out) for one, fold in zip(history, found, strict=False)]
         folds = [
             (self._precise(m), _rows(m, training), _rows(m, part))
             for m, (training, part) in zip(models, pairs, strict=True)
         ]
-        report = cross_fit_posterior(model, _rows(model, table), folds, tolerance=self.tolerance)
-        return model, history, report
+        report = cross_fit_posterior(view, _rows(view, table), folds, tolerance=self.tolerance)
+        return model.eval(), history, finish(model, report)
 
     def _train(
         self,
+        model: Classifier,
         training: TrainingTable,
         schedule: Schedule,
         progress: Progress,
         held_out: TrainingTable | None = None,
-    ) -> tuple[Classifier, list[EpochResult]]:
-        model = self._model(training) if held_out is None else self._model(training, held_out)
+    ) -> list[EpochResult]:
         batches = self._batches(model, training)
         watched = None if held_out is None else _rows(model, held_out)
         if self.to_the_mode:
@@ -253,7 +262,8 @@ class TableFit:
                 validation=watched,
                 patience=None if held_out is None else self.patience,
             )
-        return self._precise(model), history
+        self._precise(model)
+        return history
 
     def _descend(
         self,
@@ -271,15 +281,24 @@ class TableFit:
             on_epoch=progress,
         )
 
-    def _model(self, training: TrainingTable, *others: TrainingTable) -> Classifier:
-        """A new model for ``training``; features that go straight into a head are looked at first."""
-        model = self.make()
+    def _prepare(self, *tables: TrainingTable) -> tuple[Classifier, Classifier, tuple[TrainingTable, ...]]:
+        """A new model for the first table; what is trained, the model itself or a view of it; and the tables
+        as that one takes them.
+
+        Where the model takes features, its head sees those for training first. Kernel features that do not
+        change after that are computed once for all tables: the view takes them with the features.
+        """
+        model, training = self.make(), tables[0]
         model.dataset_size = float(training.weight.sum())
         model.class_counts = training.class_weights(model.num_classes)
-        if isinstance(model.backbone, Features):
-            h, *also = (torch.as_tensor(t.x).to(model.temperature) for t in (training, *others))
-            model.head.adapt(h, also, torch.Generator().manual_seed(self.seeds[0]))
-        return model
+        if not isinstance(model.backbone, Features):
+            return model, model, tables
+        h = [torch.as_tensor(table.x).to(model.temperature) for table in tables]
+        model.head.adapt(h[0], torch.Generator().manual_seed(self.seeds[0]))
+        if not can_precompute(model, sum(map(len, h))):
+            return model, model, tables
+        view, x = precomputed(model, h)
+        return model, view, tuple(replace(table, x=part) for table, part in zip(tables, x, strict=True))
 
     def _batches(self, model: Classifier, training: TrainingTable) -> TableBatches:
         # Of mean one, so that a step does not depend on the unit of the weights.
@@ -300,3 +319,29 @@ class TableFit:
 
 def _rows(model: Classifier, table: TrainingTable) -> TableBatches:
     return table.batches(model.temperature, EVAL_ROWS)
+
+
+def can_precompute(model: Classifier, examples: int) -> bool:
+    """Whether the model is a GP on features made from the training data, and so few ``examples`` in all that
+    these features fit in memory.
+    """
+    latent = model.head.latent if isinstance(model.head, GaussianHead) else None
+    if not isinstance(latent, RandomFeatureGP) or latent.inducing is None:
+        return False
+    return examples * latent.kernel.random_features <= MOST_PRECOMPUTED
+
+
+def precomputed(model: Classifier, h: Sequence[Tensor]) -> tuple[Classifier, tuple[Tensor, ...]]:
+    """View of a GP ``model`` that takes [h, φ] (n, D + m), and these for each of ``h``, (n, D).
+
+    The view shares the parameters, buffers and posterior of the model, and computes no kernel.
+    """
+    head = model.head
+    assert isinstance(head, GaussianHead)
+    assert isinstance(head.latent, RandomFeatureGP)
+    x = head.latent.with_features(torch.cat(list(h)))
+    width = x.shape[1]
+    view = Classifier(
+        Features(width), head.on_precomputed(), num_features=width, dataset_size=model.dataset_size
+    )
+    return view, x.split([len(part) for part in h])

@@ -7,26 +7,26 @@ import math
 import numbers
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 
-from hetsngp.fitting.lbfgs import MOST_LOOKS, has_mode
+from hetsngp.choices import MethodName
+from hetsngp.fitting.lbfgs import MOST_LOOKS
 from hetsngp.fitting.loop import Schedule
 from hetsngp.fitting.progress import Progress, RowProgress, at_a_terminal
-from hetsngp.fitting.tables import GP_LEARNING_RATE, TableFit, TrainingTable, split
+from hetsngp.fitting.tables import GP_LEARNING_RATE, TableFit, TrainingTable, can_precompute, split
 from hetsngp.frozen.features import FeatureSet, extract_features, remembered_features
 from hetsngp.models.classifier import Classifier
 from hetsngp.models.components import kind_of
-from hetsngp.models.methods import METHODS, check_options, make_head, options_to_save
-from hetsngp.models.options import Options
+from hetsngp.models.methods import check_method, check_options, make_head, options_to_save
+from hetsngp.models.options import HeadOptions, Options
 from hetsngp.nn.extractor import Extractor, Features
 from hetsngp.nn.multi_input import NoInputLayerError
 from hetsngp.posterior.calibration import row_keys
 from hetsngp.posterior.fit import PosteriorReport, refuse_training_data
 from hetsngp.validation import (
-    check_choice,
     check_class_labels,
     check_multi_hot,
     check_positive,
@@ -61,7 +61,7 @@ def fit_head(
     patience: int | None = 10,
     seed: int = 0,
     progress: bool | None = None,
-    **options: Any,
+    **options: Unpack[HeadOptions],
 ) -> PosteriorReport:
     """Train a new head on ``model``'s features, fit its posterior, calibrate it; the backbone is left alone.
 
@@ -131,7 +131,8 @@ def fit_head(
     schedule = Schedule(epochs or max(50, math.ceil(STEPS / steps)), lr, weight_decay, GP_LEARNING_RATE)
     if patience is not None and epochs is None:
         patience = max(patience, schedule.epochs // 5)
-    to_the_mode = not by_steps and has_mode(sample, len(table.y) + sum(len(part.y) for _, part in pairs))
+    examples = len(table.y) + sum(len(part.y) for _, part in pairs)
+    to_the_mode = not by_steps and can_precompute(sample, examples)
     fit = TableFit(make, schedule, batch_size, patience, (seeds[2], seeds[3]), False, to_the_mode, TOLERANCE)
     length = MOST_LOOKS if to_the_mode else schedule.epochs
     with Progress(length, 0 if len(pairs) == 1 else len(pairs), show) as watch:
@@ -144,7 +145,7 @@ def fit_head(
     return report
 
 
-def _check_options(model: Classifier, options: dict[str, Any]) -> tuple[str, Options]:
+def _check_options(model: Classifier, options: HeadOptions) -> tuple[MethodName, Options]:
     """The method and all options of the new head: the model's own, where they are not given."""
     if not isinstance(model, Classifier) or not model.config:
         raise TypeError(
@@ -158,7 +159,7 @@ def _check_options(model: Classifier, options: dict[str, Any]) -> tuple[str, Opt
                 f"{name} decides how a backbone that is to be trained is prepared, and cannot change with "
                 "the head alone: hetsngp.convert(network, freeze=True) leaves the backbone as it is"
             )
-    method = check_choice("method", options.pop("method", model.config["method"]), METHODS)
+    method = check_method(options.pop("method", model.config["method"]))
     given = {*model.config["given"], *options}
     better = {**DEFAULTS, "normalization": DEFAULT_NORMALIZATION.get(kind_of(model.backbone))}
     left = {name: value for name, value in better.items() if frozen and name not in given}
@@ -231,7 +232,7 @@ def _table(sample: Classifier, features: FeatureSet, where: str) -> TrainingTabl
     return table
 
 
-def _view(model: Classifier, method: str, options: Options, seed: int) -> Classifier:
+def _view(model: Classifier, method: MethodName, options: Options, seed: int) -> Classifier:
     """A fresh head on features, in the place and precision of the model's."""
     generator = torch.Generator().manual_seed(seed)
     backbone = Features(model.num_features, kind_of(model.backbone))
@@ -250,7 +251,6 @@ def _view(model: Classifier, method: str, options: Options, seed: int) -> Classi
 
 def _put(model: Classifier, view: Classifier, method: str, options: Options, given: list[str]) -> None:
     """Give the model the fitted head."""
-    view.head.forget_rows()
     model.head = view.head.train(model.training)
     model.config = {**model.config, "method": method, "options": options_to_save(options), "given": given}
     if model.conversion is not None:

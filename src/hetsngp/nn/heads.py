@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from hetsngp.functional import link as functional
 from hetsngp.functional import uncertainty
-from hetsngp.functional.noise import known_share
+from hetsngp.functional.noise import noise_weight
 from hetsngp.functional.sampling import draw_seed
-from hetsngp.nn.latent import LinearLatent, RandomFeatureGP
+from hetsngp.nn.latent import LinearLatent, PrecomputedGP, RandomFeatureGP
 from hetsngp.nn.noise import Noise
 from hetsngp.nn.posteriors import KroneckerPosterior, MomentumPosterior, Posterior, Statistics
 from hetsngp.types import LatentNormal, Prediction, UtilityNormal, join_factors
@@ -48,6 +48,10 @@ class Head(nn.Module):
     training_temperature: Tensor
     num_members = 1
     """M, functions of one h; their training labels come as B·M rows."""
+    batch_part: tuple[int, int] = (0, 1)
+    """(i, n): in training, h is the i-th (from 0) of n equal parts of a batch; set where each process has one
+    and all draw alike from their generators.
+    """
 
     def __init__(self, num_classes: int, link: Link, temperature: float) -> None:
         super().__init__()
@@ -75,13 +79,8 @@ class Head(nn.Module):
 
     # --- training ---------------------------------------------------------------------------------------
 
-    def adapt(self, h: Tensor, also: Sequence[Tensor] = (), generator: torch.Generator | None = None) -> None:
-        """Look at all training features h (n, D) before training, where they are at hand and will not change;
-        what is known of them and of ``also`` is kept until :meth:`forget_rows`.
-        """
-
-    def forget_rows(self) -> None:
-        """The features of before will not come again."""
+    def adapt(self, h: Tensor, generator: torch.Generator | None = None) -> None:
+        """Prepare for training on features h (n, D) that will not change: make inducing features from them."""
 
     def nll(self, h: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """The training loss of each example, and member: labels of B·M rows → (B·M,)."""
@@ -203,21 +202,22 @@ class GaussianHead(Head):
     def parts(self, h: Tensor, *, posterior: bool) -> tuple[LatentNormal, UtilityNormal | None]:
         """f, and the noise u − f as a zero-mean Gaussian (None without noise), of B·M rows.
 
-        The noise is learned from the data and known only where they are. Under the posterior it fades with
-        the GP's familiarity, or noise extrapolated from a noisy region would pass for data uncertainty far
-        away and hide the model's.
+        The noise is learned at the training data only. Under the posterior it is weighted by the contraction
+        of the GP, or noise extrapolated from a noisy region would count as data uncertainty far away and hide
+        the model uncertainty.
         """
         latent: LatentNormal = self.latent(h, posterior=posterior)
         if self.noise is None:
             return latent, None
-        var, factor = self.noise(h, self.latent)
+        h_alone = self.latent.backbone_features(h) if isinstance(self.latent, PrecomputedGP) else h
+        var, factor = self.noise(h_alone, self.latent)
         noise = UtilityNormal(torch.zeros_like(latent.mean), var, factor)
         # Not while it is being learned (``sample_beta``): there every input is one of the data.
         if posterior and not self.training:
             width = noise.marginal_variance().mean(-1) / self.training_temperature.to(var).square()
-            familiarity = self.latent.familiarity(h).repeat_interleave(self.num_members)
-            known = known_share(width, familiarity).unsqueeze(-1)
-            noise = UtilityNormal(noise.mean, var * known, factor.weighted(known.sqrt()))
+            contraction = self.latent.posterior_contraction(h).repeat_interleave(self.num_members)
+            weight = noise_weight(width, contraction).unsqueeze(-1)
+            noise = UtilityNormal(noise.mean, var * weight, factor.weighted(weight.sqrt()))
         return latent, noise
 
     def utility(self, h: Tensor, *, posterior: bool) -> UtilityNormal:
@@ -274,15 +274,21 @@ class GaussianHead(Head):
             "generator": generator,
             "seed": None if self.training or generator is not None else 0,
             "decorrelate": self.training,
+            "part": self.batch_part,
         }
 
-    def adapt(self, h: Tensor, also: Sequence[Tensor] = (), generator: torch.Generator | None = None) -> None:
+    def adapt(self, h: Tensor, generator: torch.Generator | None = None) -> None:
         if isinstance(self.latent, RandomFeatureGP):
-            self.latent.adapt(h, also, generator)
+            self.latent.adapt(h, generator)
 
-    def forget_rows(self) -> None:
-        if isinstance(self.latent, RandomFeatureGP):
-            self.latent.forget_rows()
+    def on_precomputed(self) -> GaussianHead:
+        """View of this head whose inputs are [h, φ] (B, D + m), from ``latent.with_features``; the latent is
+        a GP. Parameters, buffers and posterior are shared.
+        """
+        assert isinstance(self.latent, RandomFeatureGP)
+        view = copy.copy(self)
+        view._modules = {**self._modules, "latent": PrecomputedGP(self.latent)}
+        return view
 
     def nll(self, h: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """−log p̄(y) of each row: (B·M,). Labels (B·M,), or multi-hot (B·M, K) under the sigmoid."""

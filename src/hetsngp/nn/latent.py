@@ -6,7 +6,7 @@ With M members there are M functions of the same h: the logits of an input fill 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,46 +166,6 @@ class InducingFeatures(KeepsPrecision):
         return tuple(projection.shape) == (len(points), self.num_components - 1)
 
 
-class RowMemory:
-    """Features of rows that will come again and again, found by the bits of the rows."""
-
-    def __init__(self, rows: Tensor, values: Tensor) -> None:
-        keys, order = row_hashes(rows).sort()
-        self.keys, self.values = keys, values[order]
-        self.last: tuple[Tensor, int, Tensor] | None = None
-
-    def find(self, rows: Tensor) -> Tensor | None:
-        """The features of ``rows``; None if one of them is not known."""
-        if rows.device != self.keys.device or rows.dtype != self.values.dtype:
-            return None
-        if self.last is not None and rows is self.last[0] and _version(rows) == self.last[1]:
-            return self.last[2]  # the very tensor, as it was
-        keys = row_hashes(rows)
-        place = torch.searchsorted(self.keys, keys).clamp_max(len(self.keys) - 1)
-        if not bool((self.keys[place] == keys).all()):
-            return None
-        found = self.values[place]
-        if not rows.is_inference():
-            self.last = (rows, _version(rows), found)
-        return found
-
-
-def _version(rows: Tensor) -> int:
-    """Goes up with each change in place."""
-    return int(rows._version)
-
-
-def row_hashes(rows: Tensor) -> Tensor:
-    """A 64-bit number for each row (n, D) of floats: equal for equal bits, else by chance once in 10¹⁹."""
-    bits = rows.contiguous().view(torch.int32 if rows.element_size() == 4 else torch.int64).long()
-    generator = torch.Generator().manual_seed(0)
-    odd = torch.randint(-(2**62), 2**62, (rows.shape[1],), generator=generator).to(rows.device) * 2 + 1
-    mixed = bits * odd
-    return (mixed ^ (mixed >> 29)).sum(1)
-
-
-# Numbers that may be kept of rows that come again: a gigabyte.
-MOST_REMEMBERED = 2**28
 # Rows at a time through the kernel: their distances to all inducing points are in memory.
 KERNEL_ROWS = 1024
 # Spread of the logits at initialisation: β starts as a narrow draw from the prior's shape.
@@ -255,7 +215,7 @@ class LinearLatent(nn.Module):
         """What features are multiplied with to give logits: (D, M·K)."""
         return self.linear.weight.mT
 
-    def familiarity(self, h: Tensor) -> Tensor:
+    def posterior_contraction(self, h: Tensor) -> Tensor:
         """(B, D) → (B,): a linear layer knows no distance, so everything is familiar."""
         return h.new_ones(h.shape[0])
 
@@ -276,7 +236,6 @@ class RandomFeatureGP(nn.Module):
 
     frequencies: Tensor
     phases: Tensor
-    memory: RowMemory | None = None
 
     def __init__(
         self,
@@ -316,11 +275,8 @@ class RandomFeatureGP(nn.Module):
         return torch.full_like(self.normalizer.distance, self.kernel.length_scale)
 
     @torch.no_grad()
-    def adapt(self, h: Tensor, also: Sequence[Tensor] = (), generator: torch.Generator | None = None) -> None:
-        """Make inducing features from training features h (n, D); random ones need nothing of the kind.
-
-        Those of h and of ``also`` are kept until :meth:`forget_rows`.
-        """
+    def adapt(self, h: Tensor, generator: torch.Generator | None = None) -> None:
+        """Make inducing features from training features h (n, D); random ones need nothing of the kind."""
         if self.inducing is None:
             return
         mixed = h[torch.randperm(len(h), generator=generator).to(h.device)]
@@ -328,22 +284,16 @@ class RandomFeatureGP(nn.Module):
         z = self.normalizer.normalized(mixed[:MOST_POINTS])
         given = self.kernel.length_scale
         self.inducing.adapt(z, LENGTH_RATIO * self.normalizer.distance if given is None else given)
-        self.memory = None
-        rows = torch.cat([h, *also])
-        if len(rows) * self.kernel.random_features <= MOST_REMEMBERED:
-            phi = torch.cat([self.features(part) for part in rows.split(KERNEL_ROWS)])
-            self.memory = RowMemory(rows, phi)
 
-    def forget_rows(self) -> None:
-        """Let go of what :meth:`adapt` kept."""
-        self.memory = None
+    @torch.no_grad()
+    def with_features(self, h: Tensor) -> Tensor:
+        """[h, φ]: (n, D) → (n, D + m), the input of :class:`PrecomputedGP`."""
+        phi = torch.cat([self.features(rows) for rows in h.split(KERNEL_ROWS)])
+        return torch.cat([h, phi], dim=1)
 
     def features(self, h: Tensor) -> Tensor:
         """φ: (B, D) → (B, m), ‖φ‖² the prior variance a²; of inducing features :meth:`whole` adds a part."""
         if self.inducing is not None:
-            known = None if self.memory is None else self.memory.find(h)
-            if known is not None:
-                return known
             return self.kernel.amplitude * self.inducing(self.normalizer.normalized(h))
         z = self.normalizer(h)
         z = z / self.length_scale.to(z)
@@ -375,10 +325,29 @@ class RandomFeatureGP(nn.Module):
         var, factor = self.posterior.covariance(self.whole(phi))
         return LatentNormal(mean, var, factor).repeated(self.members)
 
-    def familiarity(self, h: Tensor) -> Tensor:
+    def posterior_contraction(self, h: Tensor) -> Tensor:
         """(B, D) → (B,) in [0, 1]: how far the training inputs have narrowed the prior here."""
-        return self.posterior.familiarity(self.whole(self.features(h)))
+        return self.posterior.posterior_contraction(self.whole(self.features(h)))
 
     def prior_penalty(self) -> Tensor:
         """−log p(β) up to a constant: ½‖β‖²."""
         return 0.5 * self.beta.square().sum()
+
+
+class PrecomputedGP(RandomFeatureGP):
+    """View of a GP whose inputs are [h, φ] (B, D + m), from :meth:`RandomFeatureGP.with_features`.
+
+    For data that are needed many times while the features stay the same. Parameters, buffers and posterior
+    are those of the GP itself.
+    """
+
+    def __init__(self, gp: RandomFeatureGP) -> None:
+        self.__dict__.update(gp.__dict__)
+
+    def features(self, h: Tensor) -> Tensor:
+        """φ, the last m columns: (B, D + m) → (B, m)."""
+        return h[:, h.shape[1] - self.kernel.random_features :]
+
+    def backbone_features(self, h: Tensor) -> Tensor:
+        """h alone, the first D columns: (B, D + m) → (B, D)."""
+        return h[:, : h.shape[1] - self.kernel.random_features]

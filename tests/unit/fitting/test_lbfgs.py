@@ -17,6 +17,7 @@ import hetsngp
 from hetsngp import fit_head
 from hetsngp.fitting import lbfgs as descent
 from hetsngp.fitting.loop import EpochResult, mean_nll, train
+from hetsngp.fitting.tables import can_precompute
 
 X, Y = toy.blobs(3, 60, flip=0.2)
 X2, Y2 = toy.blobs(3, 40, flip=0.2, seed=1)
@@ -154,11 +155,11 @@ def test_what_is_left_is_little_in_all_and_not_only_of_an_example(monkeypatch: p
     assert total * (losses[0] - losses[1]) < 2.0
 
 
-def test_more_rows_than_are_kept_are_not_for_this() -> None:
-    assert descent.has_mode(gp(), 2**22)
-    assert not descent.has_mode(gp(), 2**22 + 1)  # of 64 features each
-    assert not descent.has_mode(gp(features="random"), 10)
-    assert not descent.has_mode(gp("deterministic"), 10)
+def test_more_examples_than_fit_in_memory_are_not_for_this() -> None:
+    assert can_precompute(gp(), 2**22)
+    assert not can_precompute(gp(), 2**22 + 1)  # of 64 features each
+    assert not can_precompute(gp(features="random"), 10)
+    assert not can_precompute(gp("deterministic"), 10)
 
 
 # --- fit_head ---------------------------------------------------------------------------------------------
@@ -180,6 +181,21 @@ def test_fit_head_brings_a_gp_to_the_mode(calibration: Any) -> None:
     model.on_features().train().loss(h, Y).backward()  # type: ignore[no-untyped-call]
     stopped = float(model.head.latent.beta.grad.norm())  # type: ignore[union-attr]
     assert settled < 0.1 * stopped
+
+
+@pytest.mark.parametrize("calibration", [None, [(X2, Y2)], 0.1])
+def test_too_many_examples_for_memory_are_trained_by_steps_all_the_same(
+    calibration: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernel features of each batch are computed anew, in place of once."""
+    models = [frozen(), frozen()]
+    one = fit_head(models[0], [(X, Y)], calibration, epochs=3)
+    monkeypatch.setattr("hetsngp.fitting.tables.MOST_PRECOMPUTED", 1)
+    monkeypatch.setattr("hetsngp.fitting.tables.precomputed", pytest.fail)
+    other = fit_head(models[1], [(X, Y)], calibration, epochs=3)
+    assert other.scale == one.scale
+    probs = [model.predict(X2).probs for model in models]
+    assert torch.allclose(*probs, atol=1e-4)
 
 
 @pytest.mark.parametrize("given", [{"epochs": 3}, {"lr": 1e-3}, {"batch_size": 64}])

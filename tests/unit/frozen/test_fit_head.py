@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import hetsngp
 from hetsngp import FeatureSet, MultiInput, fit_head
 from hetsngp.fitting.loop import train
+from hetsngp.fitting.tables import precomputed
 from hetsngp.frozen.features import REMEMBERED, remembered_features
 from hetsngp.models.methods import METHODS
 from hetsngp.posterior.fit import PosteriorReport
@@ -458,24 +459,25 @@ def test_it_is_what_one_would_do_by_hand(
     generator = torch.Generator().manual_seed(head)
     settings: dict[str, Any] = {"amplitude": 5.0, **TINY, **kernel}
     view = hetsngp.build(method, model.backbone, 3, generator=generator, **settings).on_features()
-    view.head.adapt(features.h, [held_h], torch.Generator().manual_seed(order))
+    view.head.adapt(features.h, torch.Generator().manual_seed(order))
     view.dataset_size = float(weight.double().sum())
     view.class_counts = torch.stack([weight[c == Y3].double().sum() for c in range(3)])
     mean_one = (weight.double() / weight.double().mean()).float()
     ones = torch.ones(len(held_h))
+    fitted, x, held_x = view, features.h, held_h
+    if kernel["features"] == "inducing":
+        fitted, (x, held_x) = precomputed(view, [features.h, held_h])
     history = train(
-        view,
-        Shuffled((features.h, Y3, mean_one), 64, order),
+        fitted,
+        Shuffled((x, Y3, mean_one), 64, order),
         epochs=20,
         lr=0.05,
         gp_lr=3.0,
         generator=torch.Generator().manual_seed(points),
-        validation=[(held_h, Y3_2, ones)],
+        validation=[(held_x, Y3_2, ones)],
         patience=2,
     )
-    expected = hetsngp.fit_posterior(
-        view, [(features.h, Y3, weight)], [(held_h, Y3_2, ones)], tolerance=0.001
-    )
+    expected = hetsngp.fit_posterior(fitted, [(x, Y3, weight)], [(held_x, Y3_2, ones)], tolerance=0.001)
     assert len(history) < 20  # it did stop
     assert report == expected
     assert same_bits(model.on_features().predict(held_h[:40]), view.predict(held_h[:40]))

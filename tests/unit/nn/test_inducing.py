@@ -11,15 +11,9 @@ from torch import Tensor, nn
 import hetsngp
 from hetsngp.functional.features import kernel_components, rbf_kernel, signed_root
 from hetsngp.nn import latent as latent_module
-from hetsngp.nn.latent import (
-    LENGTH_RATIO,
-    FeatureNormalizer,
-    InducingFeatures,
-    Kernel,
-    RandomFeatureGP,
-    RowMemory,
-    row_hashes,
-)
+from hetsngp.nn.heads import GaussianHead, Link
+from hetsngp.nn.latent import LENGTH_RATIO, FeatureNormalizer, InducingFeatures, Kernel, RandomFeatureGP
+from hetsngp.nn.noise import LowRankNoise
 
 A = 3.0
 
@@ -28,7 +22,6 @@ def adapted(h: Tensor, m: int = 64, posterior: str = "shared", **kernel: Any) ->
     kind = Kernel(m, A, normalization="rms", features="inducing", **kernel)
     gp = RandomFeatureGP(h.shape[1], 3, kind, posterior=posterior).double()
     gp.adapt(h, generator=torch.Generator().manual_seed(0))
-    gp.forget_rows()
     return gp.eval()
 
 
@@ -63,7 +56,7 @@ def test_the_posterior_is_that_of_the_exact_gp(h: Tensor) -> None:
     expected = A**2 - (cross * torch.linalg.solve(gram, cross.mT).mT).sum(1)
     assert torch.allclose(var, expected, atol=1e-5)
     assert torch.allclose(var[-2:], torch.full((2,), A**2).double(), atol=1e-6)  # far: the prior
-    assert float(gp.familiarity(x)[-1]) < 1e-6 < 0.5 < float(gp.familiarity(h).min())
+    assert float(gp.posterior_contraction(x)[-1]) < 1e-6 < 0.5 < float(gp.posterior_contraction(h).min())
 
 
 @pytest.mark.parametrize("posterior", ["kronecker", "exact", "shared"])
@@ -139,54 +132,47 @@ def test_power_is_the_direction_of_signed_roots() -> None:
     assert torch.allclose(normalizer.eval()(h), expected)
 
 
-# --- remembered rows ------------------------------------------------------------------------------------
+# --- features computed once -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rows_are_found_by_their_bits(dtype: torch.dtype) -> None:
-    rows, values = torch.randn(50, 6, dtype=dtype), torch.randn(50, 3, dtype=dtype)
-    memory = RowMemory(rows, values)
-    order = torch.randperm(50)
-    found = memory.find(rows[order][:20])
-    assert found is not None
-    assert torch.equal(found, values[order][:20])
-    other = rows[:5].clone()
-    other[3, 2] = torch.nextafter(other[3, 2], other.new_tensor(9.0))
-    assert memory.find(other) is None
-    assert memory.find(rows[:5].flip(1)) is None
-    assert memory.find(rows.to(torch.float64 if dtype == torch.float32 else torch.float32)) is None
-
-
-def test_the_very_tensor_is_known_until_it_changes() -> None:
-    rows, values = torch.randn(50, 8), torch.randn(50, 3)
-    memory, asked = RowMemory(rows, values), rows[:5].clone()
-    found = memory.find(asked)
-    assert memory.find(asked) is found  # not even copied
-    asked[0] = rows[7]
-    assert torch.equal(memory.find(asked), values[[7, 1, 2, 3, 4]])  # type: ignore[arg-type]
-    asked[0] = 0.0
-    assert memory.find(asked) is None
-    with torch.inference_mode():
-        assert torch.equal(memory.find(rows[:5].clone()), values[:5])  # type: ignore[arg-type]
-
-
-def test_hashes_of_many_rows_differ() -> None:
-    rows = torch.randint(0, 3, (100_000, 12), generator=torch.Generator().manual_seed(0)).float()
-    distinct = torch.unique(rows, dim=0)
-    assert len(torch.unique(row_hashes(distinct))) == len(distinct)
-
-
-def test_remembered_features_are_the_same(h: Tensor) -> None:
+def head_on(h: Tensor, noise: str | None = "low_rank") -> GaussianHead:
+    """A head with inducing features from h (n, 5), and with a posterior fitted on it."""
     gp = adapted(h)
+    label_noise = None if noise is None else LowRankNoise(5, gp.beta.shape[1], 2)
+    head = GaussianHead(gp, label_noise, Link(), num_classes=gp.beta.shape[1]).double().eval()
+    gp.posterior.fit(head.statistics(h))
+    return head
+
+
+@pytest.mark.parametrize("noise", ["low_rank", None])
+@torch.no_grad()
+def test_a_view_on_precomputed_features_gives_the_same(h: Tensor, noise: str | None) -> None:
+    head = head_on(h, noise)
     more = torch.randn(12, 5).double()
-    kept = copy.deepcopy(gp)
-    kept.adapt(h, [more], generator=torch.Generator().manual_seed(0))
-    assert kept.memory is not None
-    assert torch.allclose(
-        kept.features(torch.cat([more[:3], h[5:9]])), gp.features(torch.cat([more[:3], h[5:9]]))
-    )
-    kept.forget_rows()
-    assert kept.memory is None
+    view, x = head.on_precomputed(), head.latent.with_features(more)  # type: ignore[operator]
+    assert x.shape == (12, 5 + head.latent.beta.shape[0])  # type: ignore[union-attr, index]
+    assert torch.equal(x[:, :5], more)
+    for posterior in (False, True):
+        one, other = head.utility(more, posterior=posterior), view.utility(x, posterior=posterior)
+        assert torch.equal(one.mean, other.mean)
+        assert torch.equal(one.marginal_variance(), other.marginal_variance())
+    assert torch.equal(head.predict(more).model_uncertainty, view.predict(x).model_uncertainty)
+
+
+def test_the_view_shares_parameters_and_posterior_and_computes_no_kernel(
+    h: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = head_on(h)
+    view, x = head.on_precomputed(), head.latent.with_features(h)  # type: ignore[operator]
+    assert [id(p) for p in view.parameters()] == [id(p) for p in head.parameters()]
+    assert [id(b) for b in view.buffers()] == [id(b) for b in head.buffers()]
+    monkeypatch.setattr(InducingFeatures, "forward", lambda *_: pytest.fail("the kernel was computed"))
+    before = view.predict(x).latent_variance
+    with torch.no_grad():
+        head.latent.posterior.scale.fill_(0.5)  # type: ignore[union-attr, operator]
+    assert torch.allclose(view.predict(x).latent_variance, 0.5 * before)
+    view.double().temperature.fill_(2.0)
+    assert float(head.temperature) == 2.0
 
 
 # --- in a model -----------------------------------------------------------------------------------------
@@ -203,7 +189,6 @@ def test_fit_head_makes_them_and_a_saved_model_has_them(tmp_path: Path) -> None:
     model = hetsngp.convert(network(), example_input=x[:2], freeze=True)
     hetsngp.fit_head(model, [(x, y)], epochs=40)
     assert model.config["options"]["features"] == "inducing"
-    assert model.head.latent.memory is None  # type: ignore[union-attr]
     hetsngp.save(model, tmp_path)
     loaded = hetsngp.load(tmp_path, backbone=network())
     assert torch.equal(loaded.predict(x).probs, model.predict(x).probs)
