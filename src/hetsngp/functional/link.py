@@ -19,15 +19,12 @@ from hetsngp.functional.sampling import (
     StreamedLogSoftmax,
     draw_seed,
     pack,
-    part_of,
     random_signs,
     replicate_sums,
     spread,
 )
 from hetsngp.types import Factor, UtilityNormal
 
-LINKS = ("softmax", "sigmoid")
-LIKELIHOODS = ("log_mean", "mean_log")
 TARGET_ERROR = 0.005
 MAX_POINTS = 2**16
 # Independent randomisations behind an error estimate, and the points each begins with.
@@ -72,12 +69,15 @@ def softmax_log_probs(
     generator: torch.Generator | None = None,
     seed: int | None = None,
     decorrelate: bool = False,
+    part: tuple[int, int] = (0, 1),
 ) -> Tensor:
     """log E softmax(u) (``log_mean``), or E log softmax(u) (``mean_log``, Algorithm 1), differentiable.
 
     ``utility`` is already tempered, (B, K). Randomness comes from ``seed`` if given, else from
     ``generator``. ``decorrelate`` gives each row its own signs of the shared points, so that a batch
-    gradient averages over them; predictions do without, so that a row never depends on its batch.
+    gradient averages over them; predictions do without, so that a row never depends on its batch. ``part``
+    (i, n): these examples are the i-th of n equal parts of a batch, as where each process has one; with the
+    same seed they get the signs that they have in the whole batch.
 
     >>> u = UtilityNormal(torch.zeros(1, 3), torch.ones(1, 3))
     >>> softmax_log_probs(u, num_samples=64, seed=0).exp().sum()
@@ -88,9 +88,7 @@ def softmax_log_probs(
     rank, diagonal = spread(utility)
     if rank + diagonal == 0:
         return torch.log_softmax(utility.mean, -1)
-    points = IntegrationPoints(
-        sampler, rank, diagonal, draw_seed(generator) if seed is None else seed, part_of(generator)
-    )
+    points = IntegrationPoints(sampler, rank, diagonal, draw_seed(generator) if seed is None else seed, part)
     flip = random_signs(points, utility.mean.shape[0], utility.mean) if decorrelate else None
     out: Tensor = StreamedLogSoftmax.apply(points, num_samples, likelihood, flip, *pack(utility))
     return out
@@ -105,6 +103,7 @@ def softmax_nll(
     generator: torch.Generator | None = None,
     seed: int | None = None,
     decorrelate: bool = False,
+    part: tuple[int, int] = (0, 1),
 ) -> Tensor:
     """−log E softmax(u)_y of labels y (B,): (B,), as :func:`softmax_log_probs` gives it.
 
@@ -130,11 +129,10 @@ def softmax_nll(
             generator=generator,
             seed=seed,
             decorrelate=decorrelate,
+            part=part,
         )
         return -log_probs.gather(1, y.unsqueeze(1)).squeeze(1)
-    points = IntegrationPoints(
-        sampler, rank, diagonal, draw_seed(generator) if seed is None else seed, part_of(generator)
-    )
+    points = IntegrationPoints(sampler, rank, diagonal, draw_seed(generator) if seed is None else seed, part)
     std = utility.var.sqrt() if diagonal else None
     factor = None if form is None else form.dense().expand(batch, -1, -1).mT
     if decorrelate:

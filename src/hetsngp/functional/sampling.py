@@ -17,7 +17,6 @@ from torch import Tensor
 
 from hetsngp.types import Factor, FactorSum, UtilityNormal
 
-SAMPLERS = ("sobol", "mc", "antithetic")
 # Past this many coordinates a net of a few hundred points has no structure left to offer.
 SOBOL_DIMENSIONS = 128
 # A scramble costs milliseconds: a few are kept, and the digital shift makes each use of them unbiased.
@@ -67,8 +66,8 @@ class IntegrationPoints:
     """A reproducible stream of normal points: equal fields and indices give equal points.
 
     ``rank``: coordinates of the factor (R); ``diagonal``: coordinates of the diagonal (K, or 0). Replicates
-    are independent randomisations, which is what makes an error estimate possible. ``part``: which of how
-    many equal parts of a batch the rows are.
+    are independent randomisations, which is what makes an error estimate possible. ``part``: (i, n) if the
+    examples are the i-th (from 0) of n equal parts of a batch, whose random signs they then have.
     """
 
     sampler: str
@@ -134,28 +133,6 @@ def draw_seed(generator: torch.Generator | None) -> int:
     """A seed for :class:`IntegrationPoints` from ``generator``, or from torch's default generator."""
     device = "cpu" if generator is None else generator.device
     return int(torch.randint(2**62, (), generator=generator, device=device).item())
-
-
-class PartGenerator(torch.Generator):
-    """For a process that has one of several equal parts of each batch; seed and use are the same in all.
-
-    What is drawn for a batch is then what one process draws for all of it, and each row gets its own.
-    """
-
-    part: tuple[int, int] = (0, 1)
-
-    @staticmethod
-    def of(seed: int, index: int, parts: int) -> PartGenerator:
-        """Part ``index`` (from 0) of ``parts``."""
-        generator = PartGenerator()
-        generator.manual_seed(seed)
-        generator.part = (index, parts)
-        return generator
-
-
-def part_of(generator: torch.Generator | None) -> tuple[int, int]:
-    """Which part of each batch ``generator`` is for, of how many."""
-    return generator.part if isinstance(generator, PartGenerator) else (0, 1)
 
 
 # Largest variance of a logit for which the expansion pays.

@@ -13,13 +13,12 @@ from tests.contract import toy
 from torch import Tensor
 
 import hetsngp
-from hetsngp.functional.features import NORMALIZATIONS
+from hetsngp.choices import NORMALIZATIONS, SAMPLERS
 from hetsngp.functional.link import softmax_log_probs, softmax_nll
-from hetsngp.functional.sampling import SAMPLERS, PartGenerator, part_of
 from hetsngp.nn.latent import FeatureNormalizer
 from hetsngp.nn.posteriors import Statistics
 from hetsngp.types import UtilityNormal
-from hetsngp.validation import check_class_labels, check_inputs, check_weight, eager, trusting
+from hetsngp.validation import check_class_labels, check_inputs, check_weight, eager, skip_validation
 
 BATCH = 12
 
@@ -56,19 +55,18 @@ def test_each_row_of_a_part_gets_the_points_it_has_in_the_batch(kind: str, sampl
     y = torch.randint(u.mean.shape[1], (BATCH,), generator=seed(2))
     size = BATCH // parts
     options: dict[str, Any] = {"num_samples": 20, "sampler": sampler, "decorrelate": True}
-    losses: list[Callable[[UtilityNormal, Tensor, torch.Generator], Tensor]] = [
-        lambda u, y, g: softmax_nll(u, y, generator=g, **options),
-        lambda u, y, g: softmax_log_probs(u, generator=g, **options),
-        lambda u, y, g: softmax_log_probs(u, generator=g, likelihood="mean_log", **options),
+    losses: list[Callable[..., Tensor]] = [
+        lambda u, y, g, **part: softmax_nll(u, y, generator=g, **options, **part),
+        lambda u, y, g, **part: softmax_log_probs(u, generator=g, **options, **part),
+        lambda u, y, g, **part: softmax_log_probs(u, generator=g, likelihood="mean_log", **options, **part),
     ]
-    whole, shared = seed(7), [PartGenerator.of(7, index, parts) for index in range(parts)]
-    assert [part_of(g) for g in (whole, *shared)] == [(0, 1), *((i, parts) for i in range(parts))]
+    whole, shared = seed(7), [seed(7) for _ in range(parts)]
     for loss in losses * 2:  # from the second on: in step with each other
         want = loss(u, y, whole)
         rows = [slice(i * size, (i + 1) * size) for i in range(parts)]
-        pieces = [loss(u.rows(r), y[r], g) for r, g in zip(rows, shared, strict=True)]
+        pieces = [loss(u.rows(rows[i]), y[rows[i]], shared[i], part=(i, parts)) for i in range(parts)]
         torch.testing.assert_close(torch.cat(pieces), want, rtol=1e-12, atol=1e-12)
-    if parts > 1:  # by a generator that knows of no parts it is another one
+    if parts > 1:  # as a batch of its own it gets other points
         last = rows[-1]
         states = whole.get_state()
         want = losses[0](u, y, whole)[last]
@@ -82,17 +80,17 @@ def test_the_loss_of_a_model_is_the_mean_over_parts() -> None:
     x = x.double()
     whole = toy.build("hetsngp", num_samples=16).double().train()
     halves = [copy.deepcopy(whole) for _ in range(2)]
-    generators = [PartGenerator.of(3, index, 2) for index in range(2)]
     loss = whole.loss(x, y, generator=seed(3))
     loss.backward()
     h = copy.deepcopy(halves[0]).backbone(x).detach()
     losses = []
-    for rows, half, generator in zip((slice(12), slice(12, 24)), halves, generators, strict=True):
+    for index, (rows, half) in enumerate(zip((slice(12), slice(12, 24)), halves, strict=True)):
+        half.head.batch_part = (index, 2)
         normalizers = [m for m in half.modules() if isinstance(m, FeatureNormalizer)]
         assert normalizers
         for normalizer in normalizers:
             normalizer.gather = lambda _: h
-        losses.append(half.loss(x[rows], y[rows], generator=generator))
+        losses.append(half.loss(x[rows], y[rows], generator=seed(3)))
         losses[-1].backward()
     assert float((losses[0] + losses[1] - 2 * loss).detach()) == pytest.approx(0, abs=1e-12)
     for (name, p), a, b in zip(
@@ -242,9 +240,9 @@ def test_trusted_values_are_not_looked_at() -> None:
             check_weight(weight, 1)
 
     looked_at()
-    with trusting():
+    with skip_validation():
         assert not eager(x)
-        with trusting():
+        with skip_validation():
             check_inputs(x)
         check_inputs(x)  # still
         check_class_labels(y, 3, 1)
@@ -254,6 +252,6 @@ def test_trusted_values_are_not_looked_at() -> None:
         with pytest.raises(ValueError, match="weights have shape"):
             check_weight(weight, 2)
     looked_at()
-    with pytest.raises(KeyError), trusting():
+    with pytest.raises(KeyError), skip_validation():
         raise KeyError
     looked_at()
