@@ -244,14 +244,26 @@ def renamed_attribute(old: str, new: str) -> property:
 class MovedModule(types.ModuleType):
     """A module of 0.1: its names are looked up in the modules that have them now."""
 
+    def _targets(self) -> list[types.ModuleType]:
+        names = MOVED[self.__name__.removeprefix("hetsngp.")]
+        return [importlib.import_module(f"hetsngp.{name}") for name in names]
+
     def __getattr__(self, name: str) -> Any:
+        if name == "__all__":  # for `from hetsngp.loop import *`
+            return sorted({public for module in self._targets() for public in _public_names(module)})
         if not name.startswith("__"):
-            for target in MOVED[self.__name__.removeprefix("hetsngp.")]:
-                module = importlib.import_module(f"hetsngp.{target}")
-                new = RENAMED.get(f"{target}.{name}", name)
+            for module in self._targets():
+                new = RENAMED.get(f"{module.__name__.removeprefix('hetsngp.')}.{name}", name)
                 if hasattr(module, new):
                     return getattr(module, new)
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.__all__})
+
+
+def _public_names(module: types.ModuleType) -> list[str]:
+    return getattr(module, "__all__", [name for name in vars(module) if not name.startswith("_")])
 
 
 class MovedFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -260,18 +272,38 @@ class MovedFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname.removeprefix("hetsngp.") not in MOVED or not fullname.startswith("hetsngp."):
+        name = fullname.removeprefix("hetsngp.")
+        if name not in MOVED or name == fullname:
             return None
-        return importlib.machinery.ModuleSpec(fullname, self)
+        is_package = any(other.startswith(f"{name}.") for other in MOVED)
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=is_package)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         new = " and ".join(f"hetsngp.{name}" for name in MOVED[spec.name.removeprefix("hetsngp.")])
-        # Python leaves the frames of the import system out of the count: 2 is the import statement.
-        warnings.warn(f"{spec.name} has moved to {new}", DeprecationWarning, stacklevel=2)
+        _warn_importer(f"{spec.name} has moved to {new}")
         return MovedModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
         pass
+
+
+def _warn_importer(message: str) -> None:
+    """Warn of the line that imports: the first outside the import system, this file and ``hetsngp``."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _imports(frame.f_globals.get("__name__", "")):
+        frame = frame.f_back
+    warnings.warn_explicit(
+        message,
+        DeprecationWarning,
+        filename=frame.f_code.co_filename,
+        lineno=frame.f_lineno,
+        module=frame.f_globals.get("__name__", "<unknown>"),
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+    )
+
+
+def _imports(module: str) -> bool:
+    return module in (__name__, "hetsngp") or module.partition(".")[0] == "importlib"
 
 
 def install() -> None:

@@ -1,4 +1,4 @@
-"""Checks at the boundary: each error says what was wrong, where, and what to do. The inside trusts."""
+"""Checks of user input, in public functions only; each error says what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hetsngp._moved import renamed
+
 
 class PosteriorNotFittedError(RuntimeError):
     """A prediction needs the posterior and it has not been fitted."""
@@ -19,36 +21,36 @@ class PosteriorNotFittedError(RuntimeError):
     def __init__(self) -> None:
         super().__init__(
             "posterior not fitted: call hetsngp.fit_posterior(model, loader) with the training data after "
-            "training, or build the model with posterior='none' to predict with the posterior mode"
+            "training, or build the model with posterior='none' to predict with the MAP estimate"
         )
 
 
-_trusting: ContextVar[bool] = ContextVar("trusting", default=False)
+_skips: ContextVar[bool] = ContextVar("skip_validation", default=False)
 
 
 @contextmanager
-def trusting() -> Iterator[None]:
-    """Inside, values are not looked at: for batches checked before they went to the device, where a look
-    makes the host wait.
+def skip_validation() -> Iterator[None]:
+    """Context in which values are not checked: for batches that were checked before they went to the device,
+    where a check makes the host wait.
     """
-    token = _trusting.set(True)
+    token = _skips.set(True)
     try:
         yield
     finally:
-        _trusting.reset(token)
+        _skips.reset(token)
 
 
 def eager(*tensors: Tensor) -> bool:
-    """Whether values may be looked at: not while compiling, exporting or capturing a CUDA graph, nor where
-    they are trusted.
+    """Whether values may be checked: not while compiling, exporting or capturing a CUDA graph, nor inside
+    :func:`skip_validation`.
     """
-    if torch.compiler.is_compiling() or _trusting.get():
+    if torch.compiler.is_compiling() or _skips.get():
         return False
     return not (any(t.is_cuda for t in tensors) and torch.cuda.is_current_stream_capturing())
 
 
 def check_choice(name: str, value: str, choices: Iterable[str]) -> str:
-    """``value`` is one of ``choices``."""
+    """Check that ``value`` is one of ``choices``."""
     choices = tuple(choices)
     if value not in choices:
         close = difflib.get_close_matches(str(value), choices, n=1)
@@ -58,16 +60,16 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> str:
 
 
 def check_positive(name: str, value: Any, *, integer: bool = False) -> float:
-    """``value`` as a Python number: finite, positive, a whole one if ``integer``."""
+    """Check that ``value`` is finite and positive, an integer if ``integer``; returns a Python number."""
     kind = "a positive whole number" if integer else "a positive finite number"
-    right_type = isinstance(value, numbers.Integral if integer else numbers.Real)
-    if isinstance(value, bool) or not right_type or not 0 < value < float("inf"):
+    has_type = isinstance(value, numbers.Integral if integer else numbers.Real)
+    if isinstance(value, bool) or not has_type or not 0 < value < float("inf"):
         raise ValueError(f"{name} must be {kind}, got {value!r}")
     return int(value) if integer else float(value)
 
 
 def check_num_classes(num_classes: int) -> int:
-    """At least two classes; NumPy's whole numbers are welcome."""
+    """Check that there are at least two classes; accepts NumPy integers."""
     if isinstance(num_classes, bool) or not isinstance(num_classes, numbers.Integral) or num_classes < 2:
         raise ValueError(
             f"num_classes must be a whole number of at least 2, got {num_classes!r}: "
@@ -77,7 +79,7 @@ def check_num_classes(num_classes: int) -> int:
 
 
 def check_inputs(x: Any) -> None:
-    """Floating-point inputs are finite; anything that is no tensor is the backbone's business."""
+    """Check that floating-point inputs are finite; inputs of other types are left to the backbone."""
     if isinstance(x, Tensor):
         if x.dim() == 0:
             raise ValueError("x is a single number: inputs have the batch first, (B, ...)")
@@ -92,7 +94,7 @@ def check_inputs(x: Any) -> None:
 
 
 def check_features(h: Any, width: int) -> Tensor:
-    """The backbone returned (B, width)."""
+    """Check that the backbone returned (B, width)."""
     if not isinstance(h, Tensor):
         raise TypeError(f"the backbone must return a tensor (B, {width}), got {type(h).__name__}")
     if h.dim() != 2 or h.shape[1] != width:
@@ -104,7 +106,7 @@ def check_features(h: Any, width: int) -> Tensor:
 
 
 def check_class_labels(y: Any, num_classes: int, rows: int) -> Tensor:
-    """Whole-number labels (B,) in 0 … K−1, for the softmax link."""
+    """Check integer labels (B,) in 0 … K−1, for the softmax link."""
     if not isinstance(y, Tensor):
         raise TypeError(f"y must be a tensor of class numbers, got {type(y).__name__}")
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
@@ -127,7 +129,7 @@ def check_class_labels(y: Any, num_classes: int, rows: int) -> Tensor:
 
 
 def check_multi_hot(y: Any, num_classes: int, rows: int) -> Tensor:
-    """Labels (B, K) in [0, 1], for the sigmoid link."""
+    """Check labels (B, K) in [0, 1], for the sigmoid link."""
     if not isinstance(y, Tensor):
         raise TypeError(f"y must be a multi-hot tensor, got {type(y).__name__}")
     if y.shape != (rows, num_classes):
@@ -142,7 +144,7 @@ def check_multi_hot(y: Any, num_classes: int, rows: int) -> Tensor:
 
 
 def check_weight(weight: Any, rows: int) -> Tensor:
-    """Weights (B,), finite and not negative: an example of weight 2 counts as if it stood there twice."""
+    """Check weights (B,), finite and not negative: an example of weight 2 counts as two examples."""
     if not isinstance(weight, Tensor):
         raise TypeError(f"the weights of a batch must be a tensor, got {type(weight).__name__}")
     if weight.shape != (rows,):
@@ -155,7 +157,7 @@ def check_weight(weight: Any, rows: int) -> Tensor:
 
 
 def check_class_counts(counts: Any, num_classes: int) -> Tensor:
-    """Examples of each class, (K,): finite, not negative, not all zero."""
+    """Check numbers of examples of each class, (K,): finite, not negative, not all zero."""
     try:
         counts = torch.as_tensor(counts, dtype=torch.get_default_dtype())
     except (TypeError, ValueError, RuntimeError):
@@ -177,7 +179,7 @@ def check_class_counts(counts: Any, num_classes: int) -> Tensor:
 
 
 def check_repeatable(times: int, **loaders: Any) -> None:
-    """Loaders that several members go through in turn start again each time."""
+    """Check that loaders can be iterated over several times, once for each member."""
     for name, loader in loaders.items():
         if times > 1 and isinstance(loader, Iterator):
             raise TypeError(
@@ -187,9 +189,9 @@ def check_repeatable(times: int, **loaders: Any) -> None:
 
 
 def check_batch(batch: Any, where: str) -> tuple[Any, Any, Any]:
-    """A loader's batch is (x, y) or (x, y, weight); without weights the third value is None.
+    """Split a loader's batch (x, y) or (x, y, weight); without weights the third value is None.
 
-    Also a dict with the labels in it, as Hugging Face's collators give: x is then the rest of it.
+    Also accepts a dict with the labels in it, as from Hugging Face's collators: x is then the rest of it.
     """
     if isinstance(batch, Mapping):
         return _labelled_mapping(batch, where)
@@ -210,3 +212,7 @@ def _labelled_mapping(batch: Mapping[str, Any], where: str) -> tuple[Any, Any, A
             "too, as the entry 'labels', or as pairs (x, y)"
         )
     return {name: value for name, value in batch.items() if name not in names}, batch[names[0]], None
+
+
+def __getattr__(name: str) -> Any:
+    return renamed(__name__, name)

@@ -1,4 +1,4 @@
-"""One contract for every method of ``hetsngp.models.methods.METHODS``; a new method joins by being in that table."""
+"""One contract for every method in ``hetsngp.models.methods.METHODS``; a new entry there is tested too."""
 
 from __future__ import annotations
 

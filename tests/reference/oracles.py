@@ -65,7 +65,7 @@ def data_uncertainty(mean: np.ndarray, latent: np.ndarray, noise: np.ndarray, **
     return total
 
 
-def familiarity(train: np.ndarray, query: np.ndarray, noise: np.ndarray) -> np.ndarray:
+def posterior_contraction(train: np.ndarray, query: np.ndarray, noise: np.ndarray) -> np.ndarray:
     """k*ᵀ(K + diag(noise))⁻¹k*/k**, the share of the prior variance that observing ``train`` takes away: the
     dual form, from features (N, m) and (B, m), with a noise variance for each of the N."""
     gram, cross = train @ train.T + np.diag(noise), query @ train.T

@@ -23,8 +23,8 @@ _CONV_WEIGHT: dict[int, Callable[..., Tensor]] = {1: conv1d_weight, 2: conv2d_we
 def start_vector(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> Tensor:
     """A fixed Gaussian vector to start the power iteration from.
 
-    Its own seed on the CPU: the global generator is left alone, and every rank and every resumed run starts
-    alike on every device.
+    Drawn with a fixed seed on the CPU: the global generator is left alone, and every rank and every resumed
+    run starts from the same vector on every device.
     """
     generator = torch.Generator().manual_seed(0)
     return torch.randn(tuple(shape), generator=generator, dtype=dtype, device="cpu").to(device)
@@ -85,10 +85,10 @@ def conv_norm(
 
 @torch.no_grad()
 def linear_direction(weight: Tensor, v: Tensor, iterations: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """(σ, v) as `linear_norm` gives them, and G = ∂σ/∂W = uvᵀ, (out, in), for `held_norm`.
+    """(σ, v) as from `linear_norm`, and G = ∂σ/∂W = uvᵀ, (out, in), for `cached_norm`.
 
     >>> sigma, v, direction = linear_direction(torch.diag(torch.tensor([3.0, 1.0])), torch.ones(2), 20)
-    >>> held_norm(torch.tensor([[3.1, 0.1], [0.0, 1.0]]), direction).round(decimals=4)  # the weight moved on
+    >>> cached_norm(torch.tensor([[3.1, 0.1], [0.0, 1.0]]), direction).round(decimals=4)  # the weight moved
     tensor(3.1000)
     """
     with torch.autocast(weight.device.type, enabled=False):
@@ -99,7 +99,7 @@ def linear_direction(weight: Tensor, v: Tensor, iterations: int = 1) -> tuple[Te
 def conv_direction(
     weight: Tensor, v: Tensor, iterations: int = 1, **options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(σ, v) as `conv_norm` gives them with the same options, and G, of the weight's shape, for `held_norm`.
+    """(σ, v) as from `conv_norm` with the same options, and G, of the weight's shape, for `cached_norm`.
 
     G is the gradient of ⟨u, conv(v; W)⟩ in W, the correlation of v with u. Each group has its own part of
     it, also where another's σ is larger: that may change before the next power iteration.
@@ -108,7 +108,7 @@ def conv_direction(
         return _with_direction(_convolution(weight, v, **options), v, iterations)
 
 
-def held_norm(weight: Tensor, direction: Tensor, groups: int = 1) -> Tensor:
+def cached_norm(weight: Tensor, direction: Tensor, groups: int = 1) -> Tensor:
     """σ ≈ ⟨W, G⟩, the largest of the groups, of a weight that has moved since G was made.
 
     weight and direction: (out, in/groups, ...); returns a scalar, float32 or better. ⟨W, G⟩ = ⟨u, Av⟩ with

@@ -80,7 +80,7 @@ class Head(nn.Module):
     # --- training ---------------------------------------------------------------------------------------
 
     def adapt(self, h: Tensor, generator: torch.Generator | None = None) -> None:
-        """Prepare for training on features h (n, D) that will not change: make inducing features from them."""
+        """Prepare for training on features h (n, D) that stay the same: make inducing features from them."""
 
     def nll(self, h: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """The training loss of each example, and member: labels of B·M rows → (B·M,)."""

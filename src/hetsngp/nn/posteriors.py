@@ -45,16 +45,16 @@ FULL_CLASSES = 256
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """float64, on the CPU where the device has none: small eigenvalues of ΣΦΦᵀ must be right to below 1."""
+    """float64, on the CPU where the device has none: small eigenvalues of ΣΦΦᵀ must be accurate to 1."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
 def _count(phi: Tensor, weight: Tensor | None) -> float:
-    """Examples in a batch, by weight where there is one."""
+    """Number of examples in a batch, or their total weight."""
     return len(phi) if weight is None else float(_wide(weight).sum())
 
 
-def _share_known(var: Tensor, phi: Tensor) -> Tensor:
+def _contraction(var: Tensor, phi: Tensor) -> Tensor:
     """1 − var/‖φ‖², ‖φ‖² being the prior's variance: (B,)."""
     return (1 - var / phi.square().sum(-1)).clamp(0, 1)
 
@@ -78,19 +78,19 @@ class Posterior(KeepsPrecision):
             self.register_buffer(buffer, torch.empty(0))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name and shape of each buffer of a fitted posterior; they are empty before."""
+        """Name and shape of each buffer of a fitted posterior; buffers are empty before."""
         return {}
 
     @property
     def is_filled(self) -> bool:
-        """``fitted`` without a look at the device."""
+        """Whether the posterior is fitted, without waiting for the device."""
         return not self.needs_fit or any(getattr(self, name).numel() > 0 for name in self.shapes())
 
     def statistics(
         self, phi: Tensor, probs: Tensor, temperature: Tensor, weight: Tensor | None = None
     ) -> Statistics:
-        """The contribution of a batch: phi (B, m), noise-free probs (B·M, K) of M members, whose curvature is
-        averaged; each example ``weight`` (B,) times.
+        """Contribution of a batch: phi (B, m), noise-free probs (B·M, K) of M members, whose curvature is
+        averaged; each example counts ``weight`` (B,) times.
         """
         raise NotImplementedError
 
@@ -107,10 +107,10 @@ class Posterior(KeepsPrecision):
     def _covariance(self, phi: Tensor) -> tuple[Tensor, Factor | None]:
         raise NotImplementedError
 
-    def familiarity(self, phi: Tensor) -> Tensor:
-        """1 − posterior/prior variance of a function seen at the training inputs with unit noise: (B,).
+    def posterior_contraction(self, phi: Tensor) -> Tensor:
+        """1 − posterior/prior variance of a function observed at the training inputs with unit noise: (B,).
 
-        One where there are data, zero far from all of them.
+        Near one at the training data, zero far from all of them.
         """
         return phi.new_ones(phi.shape[0])
 
@@ -130,7 +130,7 @@ class Posterior(KeepsPrecision):
 
 
 class NoPosterior(Posterior):
-    """The posterior mode: β̂ and nothing around it, as in the paper's ImageNet-21k runs."""
+    """The MAP estimate β̂ without a covariance, as in the paper's ImageNet-21k runs."""
 
     needs_fit = False
 
@@ -163,9 +163,9 @@ class ExactPosterior(Posterior):
     def _covariance(self, phi: Tensor) -> tuple[Tensor, Factor | None]:
         return self.scale.to(phi) * laplace.cholesky_variance(self.cholesky.to(phi), phi), None
 
-    def familiarity(self, phi: Tensor) -> Tensor:
-        """By the class that has learned most here; the precisions with unit noise are not kept."""
-        return _share_known(laplace.cholesky_variance(self.cholesky.to(phi), phi).amin(-1), phi)
+    def posterior_contraction(self, phi: Tensor) -> Tensor:
+        """Contraction of the class with the smallest variance: no precision with unit noise is stored."""
+        return _contraction(laplace.cholesky_variance(self.cholesky.to(phi), phi).amin(-1), phi)
 
 
 class SharedPosterior(Posterior):
@@ -191,15 +191,15 @@ class SharedPosterior(Posterior):
         var = self.scale.to(phi) * laplace.cholesky_variance(self.cholesky.to(phi), phi)
         return var.unsqueeze(-1).expand(-1, self.num_classes), None
 
-    def familiarity(self, phi: Tensor) -> Tensor:
-        return _share_known(laplace.cholesky_variance(self.cholesky.to(phi), phi), phi)
+    def posterior_contraction(self, phi: Tensor) -> Tensor:
+        return _contraction(laplace.cholesky_variance(self.cholesky.to(phi), phi), phi)
 
 
 class KroneckerPosterior(Posterior):
     """I + Λ ⊗ Σφφᵀ, Λ the mean softmax Hessian of held-out predictions: m² + K² memory, classes correlated.
 
     Equal to the full Hessian where all inputs share one p. A network that has memorised its data has p(1 − p)
-    near zero there, which leaves Eq. (5) at its prior; held-out predictions do not have that illness.
+    near zero there, which leaves Eq. (5) at its prior; held-out predictions do not.
     """
 
     name = "kronecker"
@@ -257,16 +257,16 @@ class KroneckerPosterior(Posterior):
         factor = Factor(self.basis.to(phi), column=scales.sqrt())
         return factor.variance(), factor
 
-    def familiarity(self, phi: Tensor) -> Tensor:
+    def posterior_contraction(self, phi: Tensor) -> Tensor:
         parts = (self.vectors.to(phi), self.values.to(phi), phi.new_ones(1))
-        return _share_known(laplace.kronecker_scales(phi, *parts).squeeze(-1), phi)
+        return _contraction(laplace.kronecker_scales(phi, *parts).squeeze(-1), phi)
 
 
 class MomentumPosterior(SharedPosterior):
-    """For streams without epochs: a moving average of φφᵀ, moved only by an explicit :meth:`update`.
+    """Moving average of φφᵀ for streams without epochs, changed only by an explicit :meth:`update`.
 
-    precision = I + N·M with M the average. The original keeps I + M, whose scale does not know how much data
-    there was; here N is the number of examples seen, so that the limit is the shared posterior.
+    precision = I + N·M with M the average. The original has I + M, whose scale does not depend on the number
+    of examples; here N is the number of examples seen, so that the limit is the shared posterior.
     """
 
     name = "momentum"
@@ -285,7 +285,7 @@ class MomentumPosterior(SharedPosterior):
 
     @torch.no_grad()
     def update(self, phi: Tensor, dataset_size: float | None = None) -> None:
-        """Take in a batch phi (B, m) and factorise anew: O(m³)."""
+        """Add a batch phi (B, m) to the average and factorise: O(m³)."""
         batch_mean = laplace.gram(_wide(phi)) / len(phi)
         self.steps += 1
         self.seen += len(phi)
@@ -298,7 +298,7 @@ class MomentumPosterior(SharedPosterior):
         self._store(average=average, cholesky=laplace.precision_cholesky(count * average))
 
     def fit(self, total: Statistics, fisher: Tensor | None = None) -> None:
-        """Start from a whole pass: the shared posterior, which later updates move on from."""
+        """Fit the shared posterior of a whole pass, from which later updates start."""
         self.seen.fill_(round(total.count))
         self.steps.fill_(math.ceil(1 / (1 - self.momentum)))
         cholesky = laplace.precision_cholesky(total.sums)

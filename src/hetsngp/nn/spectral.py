@@ -16,23 +16,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hetsngp.functional.spectral import (
+    cached_norm,
     conv_norm,
-    held_norm,
     linear_norm,
     soft_bound,
     start_vector,
     wide_dtype,
 )
-from hetsngp.nn.spectral_cache import DIRECTION, Holdable, conv_options
+from hetsngp.nn.spectral_cache import DIRECTION, CachesSpectralNorm, conv_options
 
 _BUFFERS = ("spectral_bound", "spectral_sigma", "spectral_v")
 OPAQUE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # read inner weights without calling the layer
 _FIRST_ITERATIONS = 30  # σ to 1–2 % from a random start (error ~ log(n)/4k); then one a step keeps up
-# A layer that must not change yet is bounded by so many times its σ: the first estimate falls short.
-_ROOM = 1.05
+# A layer that must not change is bounded by this multiple of its σ: the first estimate is too small.
+_SIGMA_MARGIN = 1.05
 
 
-class _Bounded(Holdable):
+class _Bounded(CachesSpectralNorm):
     """State and schedule of the bound; the subclasses say how the layer applies its weight.
 
     Training: one power iteration at each forward pass (more at the first, and after a change of the spatial
@@ -41,11 +41,11 @@ class _Bounded(Holdable):
     scalar, 0 until measured (then the weight is left alone); `spectral_v` (in, *spatial), empty until the
     first training pass. σ lags the weight by one iteration: by some per cent where two singular values cross
     in fast training. `torch.compile(fullgraph=True)` wants the first pass to be eager.
-    Held from outside (:mod:`hetsngp.nn.spectral_cache`), a forward pass takes σ = ⟨W, G⟩ and leaves v as it is.
+    With a cached norm (:mod:`hetsngp.nn.spectral_cache`) a forward pass takes σ = ⟨W, G⟩ and leaves v alone.
 
-    A pretrained layer is not to be changed by being bounded. It remembers the c that was asked for
-    (`spectral_keep`): where its σ is larger when it is first measured, c becomes 1.05·σ, and at another image
-    size, with another σ, c changes as σ does, never below what was asked for.
+    A pretrained layer must not change when it is bounded. `spectral_keep` is the requested c: where σ is
+    larger when it is first measured, c becomes 1.05·σ, and at another image size, with another σ, c changes
+    in proportion to σ, never below the requested c.
     """
 
     spectral_keep: float | None = None
@@ -62,14 +62,14 @@ class _Bounded(Holdable):
         return soft_bound(self.weight, sigma, self.spectral_bound)
 
     def measure(self, spatial: Sequence[int] = ()) -> Tensor:
-        """σ by one power iteration more, or ⟨W, G⟩, remembered; many iterations at a new input size."""
+        """Measure σ by one more power iteration (30 at a new input size) or as ⟨W, G⟩, and store it."""
         if self.spectral_v.shape != (_in_channels(self), *spatial):
             self._start(spatial)
         v = self.spectral_v
         if self.spectral_direction is None:
             sigma, v = _norm(self, v, iterations=1)
         else:
-            sigma = held_norm(self.weight, self.spectral_direction, _groups(self))
+            sigma = cached_norm(self.weight, self.spectral_direction, _groups(self))
         with torch.no_grad():  # in place, so that compiled and CUDA graphs keep their addresses
             self.spectral_sigma.copy_(sigma)
             if v is not self.spectral_v:
@@ -84,12 +84,12 @@ class _Bounded(Holdable):
         self.spectral_v = v_end.to(v)
         if self.spectral_keep is not None:
             sigma, before = sigma.to(self.spectral_bound), self.spectral_sigma
-            fits = torch.where(before > 0, self.spectral_bound * sigma / before, _ROOM * sigma)
+            fits = torch.where(before > 0, self.spectral_bound * sigma / before, _SIGMA_MARGIN * sigma)
             self.spectral_bound = fits.clamp_min(self.spectral_keep)
-        self.renew()
+        self.reset_cache()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        # Rounded to bfloat16, σ would differ between training and evaluation, and c from what was asked for.
+        # Rounded to bfloat16, σ would differ between training and evaluation, and c from the requested one.
         before = {name: getattr(self, name) for name in (*_BUFFERS, DIRECTION)}
         super()._apply(fn, recurse)
         for name, old in before.items():
@@ -153,9 +153,9 @@ def bound_spectrally(module: nn.Module, bound: float, *, keep: bool = False) -> 
     """Bound every exact Linear, Conv1d and Conv2d layer of a network in place; returns their names.
 
     Left alone: layers already bounded (a second call changes no bound), subclasses, and the inside of
-    MultiheadAttention and TransformerEncoderLayer. With ``keep`` no layer is changed by it, as a pretrained
-    network wants: a bound below a layer's own σ is raised when σ is first measured, in training or by
-    :func:`settle_bounds`.
+    MultiheadAttention and TransformerEncoderLayer. With ``keep``, for pretrained networks, no layer's output
+    changes: a bound below a layer's σ is raised when σ is first measured, in training or by
+    :func:`measure_bounds`.
 
     >>> bound_spectrally(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), 0.95)
     ['0', '2']
@@ -187,8 +187,8 @@ class LayerBound:
     bound: float
 
 
-def settle_bounds(module: nn.Module, forward: Callable[[], Any]) -> list[LayerBound]:
-    """Measure σ of every bounded layer at the input sizes that ``forward()`` brings it; nothing else moves.
+def measure_bounds(module: nn.Module, forward: Callable[[], Any]) -> list[LayerBound]:
+    """Measure σ of every bounded layer at its input size in ``forward()``; nothing else changes.
 
     Layers that ``forward`` does not call are measured in training, when they are.
     """

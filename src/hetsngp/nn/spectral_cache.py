@@ -1,9 +1,10 @@
-"""Held bounds: σ = ⟨W, G⟩ in the forward pass of training, the power iteration outside of it, now and then.
+"""Cached spectral norms: σ = ⟨W, G⟩ in the forward pass of training, with a power iteration every few steps.
 
 σ is homogeneous of degree one in the weight, σ(W) = ⟨W, G⟩ with G = ∂σ/∂W at fixed u and v. Between two
-refreshes ⟨W, G⟩ follows the weight to first order, from below, with the gradient that the power iteration
-has; it costs one inner product in place of two convolutions and a backward pass. What grows beside u and v
-is seen at a refresh only: the further the weights move until then, the more the norm may exceed c.
+measurements ⟨W, G⟩ follows the weight to first order, from below, with the gradient that the power iteration
+has; it costs one inner product in place of two convolutions and a backward pass. Growth in directions other
+than u and v is seen at a measurement only: the further the weights move until then, the more the norm may
+exceed c.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ DIRECTION = "spectral_direction"
 _CONV_OPTIONS = ("stride", "padding", "dilation", "groups", "padding_mode")
 
 
-class Holdable(nn.Module):
-    """G of a bounded layer, `spectral_direction`: of the weight's shape, None where the layer is not held.
+class CachesSpectralNorm(nn.Module):
+    """G of a bounded layer, `spectral_direction`: of the weight's shape, None where nothing is cached.
 
     float32 or better, whatever the weight's dtype; zero until there is a v, `spectral_v`, to make it from.
     """
@@ -32,30 +33,30 @@ class Holdable(nn.Module):
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def hold(self) -> None:
-        """Make G for the stored v, by an iteration that is not kept: v and σ stay as they are."""
+    def cache_norm(self) -> None:
+        """Compute G for the stored v by one iteration, whose v and σ are discarded."""
         self.spectral_direction = self._no_direction()
         if self.spectral_v.numel():
             self.spectral_direction.copy_(self._iterate(1)[2])
 
-    def release(self) -> None:
-        """Back to a power iteration at each forward pass."""
+    def uncache_norm(self) -> None:
+        """Return to a power iteration at each forward pass."""
         self.spectral_direction = None
 
     @torch.no_grad()
-    def refresh(self, iterations: int = 1) -> None:
-        """Move v, G and σ on, in place; nothing where the layer is not held, or has no v yet."""
+    def remeasure(self, iterations: int = 1) -> None:
+        """Update v, G and σ in place; does nothing where no G is cached, or there is no v yet."""
         if self.spectral_direction is not None and self.spectral_v.numel():
             sigma, v, direction = self._iterate(iterations)
             self.spectral_sigma.copy_(sigma)
             self.spectral_v.copy_(v)
             self.spectral_direction.copy_(direction)
 
-    def renew(self) -> None:
-        """As `refresh`, where v is a new one: the old G stays for a backward pass that may want it yet."""
+    def reset_cache(self) -> None:
+        """Replace G after v has been replaced; a pending backward pass still has the old tensor."""
         if self.spectral_direction is not None:
             self.spectral_direction = self._no_direction()
-            self.refresh()
+            self.remeasure()
 
     def _iterate(self, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
         if isinstance(self, nn.Linear):
@@ -68,10 +69,10 @@ class Holdable(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)
         missing, errors = args[2], args[4]
-        if prefix + DIRECTION in missing:  # a state without G: as if the layer were held after loading it
+        if prefix + DIRECTION in missing:  # a state without G: cache after loading
             missing.remove(prefix + DIRECTION)
             if not errors:
-                self.hold()
+                self.cache_norm()
 
 
 def conv_options(layer: nn.Module) -> dict[str, Any]:
@@ -79,57 +80,58 @@ def conv_options(layer: nn.Module) -> dict[str, Any]:
     return {name: getattr(layer, name) for name in _CONV_OPTIONS}
 
 
-def holdable_layers(module: nn.Module) -> dict[str, Holdable]:
-    """Every layer whose bound can be held, by name."""
+def cacheable_layers(module: nn.Module) -> dict[str, CachesSpectralNorm]:
+    """Every layer whose spectral norm can be cached, by name."""
     found = {name: layer for name, layer in module.named_modules() if DIRECTION in layer._buffers}
-    return cast(dict[str, Holdable], found)
+    return cast(dict[str, CachesSpectralNorm], found)
 
 
-def hold_bounds(module: nn.Module) -> list[str]:
+def cache_spectral_norms(module: nn.Module) -> list[str]:
     """Let every bounded layer take σ = ⟨W, G⟩ in training, without a power iteration; returns their names.
 
-    From then on :func:`refresh_bounds` is to be called every few optimiser steps. A layer without v for its
-    input size measures itself at its next forward pass, as ever, and makes its G then. Evaluation is the
-    same. The buffer ``spectral_direction``, G, is in the state_dict from now on: hold a network before it
-    loads such a state. A state without it can be loaded too, and G is made from its v.
+    From then on :func:`remeasure_spectral_norms` is to be called every few optimiser steps. A layer without v
+    for its input size measures σ at its next forward pass, as without a cache, and computes G then.
+    Evaluation is the same. The buffer ``spectral_direction``, G, is in the state_dict from now on: call this
+    before loading such a state. A state without it can be loaded too; G is then computed from its v.
 
     >>> from hetsngp.nn.spectral import BoundedLinear
     >>> network = nn.Sequential(BoundedLinear(8, 8, bound=0.5), nn.ReLU(), BoundedLinear(8, 2, bound=0.5))
-    >>> hold_bounds(network)
+    >>> cache_spectral_norms(network)
     ['0', '2']
     >>> for step in range(20):
     ...     if step % 10 == 0:
-    ...         refresh_bounds(network)
+    ...         remeasure_spectral_norms(network)
     ...     y = network(torch.randn(2, 8))                      # then backward and an optimiser's step
-    >>> release_bounds(network)
+    >>> uncache_spectral_norms(network)
     >>> "0.spectral_direction" in network.state_dict()
     False
     """
-    layers = holdable_layers(module)
+    layers = cacheable_layers(module)
     for layer in layers.values():
         if layer.spectral_direction is None:
-            layer.hold()
+            layer.cache_norm()
     return list(layers)
 
 
-def refresh_bounds(module: nn.Module, iterations: int = 1) -> None:
-    """Power iterations at the present weight, from the stored v, and G anew, in every held layer.
+def remeasure_spectral_norms(module: nn.Module, iterations: int = 1) -> None:
+    """Run power iterations at the present weights, from the stored v, and update every cached G.
 
-    With as many ``iterations`` as steps were made since the last, v follows as closely as if not held: where
-    one singular value overtakes another it is the number of iterations that turns it. Fewer cost less.
-    Between an optimiser's step and the next forward pass: a backward pass needs the G of its forward pass.
-    All is written in place, so that compiled and CUDA graphs go on with it, and nothing waits for the device.
+    With as many ``iterations`` as optimiser steps since the last call, v follows as closely as without a
+    cache: where one singular value overtakes another, the number of iterations decides how fast v turns.
+    Fewer cost less. Call it between an optimiser step and the next forward pass: a backward pass needs the G
+    of its forward pass. All is written in place, so that compiled and CUDA graphs go on with it, and nothing
+    waits for the device.
     """
     if iterations < 1:
         raise ValueError(f"iterations must be at least 1, got {iterations}")
-    layers = holdable_layers(module).values()
+    layers = cacheable_layers(module).values()
     if layers and all(layer.spectral_direction is None for layer in layers):
-        raise ValueError("no bound is held, there is nothing to refresh: call hold_bounds(module) first")
+        raise ValueError("no spectral norm is cached: call cache_spectral_norms(module) first")
     for layer in layers:
-        layer.refresh(iterations)
+        layer.remeasure(iterations)
 
 
-def release_bounds(module: nn.Module) -> None:
-    """Back to a power iteration at each forward pass in training; G is dropped, σ and v stay."""
-    for layer in holdable_layers(module).values():
-        layer.release()
+def uncache_spectral_norms(module: nn.Module) -> None:
+    """Return to a power iteration at each forward pass in training; G is dropped, σ and v stay."""
+    for layer in cacheable_layers(module).values():
+        layer.uncache_norm()

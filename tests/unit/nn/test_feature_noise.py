@@ -122,7 +122,7 @@ def test_under_the_posterior_it_is_added_to_the_gp_s(method: str) -> None:
     (readout,) = noisy_features(model, x)[1]
     noise = torch.stack([readout.mT @ sigma @ readout for sigma in feature_covariance(model, x)]).detach()
     width = noise.diagonal(dim1=1, dim2=2).mean(-1).clamp_min(1)
-    familiar = model.head.latent.familiarity(h).detach()
+    familiar = model.head.latent.posterior_contraction(h).detach()
     known = familiar / (familiar + (1 - familiar) * width)
     expected = known.view(-1, 1, 1) * noise + model.head.latent(h, posterior=True).covariance()
     torch.testing.assert_close(model.utility(x).covariance(), expected.detach(), rtol=1e-6, atol=1e-9)

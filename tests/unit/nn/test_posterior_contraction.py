@@ -253,7 +253,7 @@ def test_noise_of_the_data_does_not_hide_the_doubt_far_away(monkeypatch: pytest.
 
 
 def test_in_training_the_noise_is_whole_and_the_running_statistics_move_once() -> None:
-    """``sample_beta`` puts the posterior into the loss; posterior_contraction there would mean a second pass through
+    """``sample_beta`` puts the posterior into the loss; the contraction there would be a second pass through
     the normalizer, which moves its statistics and breaks the gradient."""
     model = fitted("kronecker", sample_beta=True).train()
     x, y = data()

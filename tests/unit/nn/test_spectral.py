@@ -21,8 +21,8 @@ from hetsngp.nn.spectral import (
     bound_layer,
     bound_spectrally,
     fold_spectral_bound,
+    measure_bounds,
     measure_sigma,
-    settle_bounds,
 )
 
 BUFFERS = ("spectral_bound", "spectral_sigma", "spectral_v")
@@ -588,7 +588,7 @@ def large(scale: float = 50.0) -> nn.Sequential:
 SIZES = {"0": (8, 8), "2": (4, 4), "4": ()}
 
 
-def test_settled_bounds_are_measured_at_the_sizes_that_come() -> None:
+def test_bounds_are_measured_at_the_sizes_that_come() -> None:
     model = large().eval()
     expected = model(images())
     sigmas = {
@@ -596,7 +596,7 @@ def test_settled_bounds_are_measured_at_the_sizes_that_come() -> None:
     }
     before = {name: p.clone() for name, p in model.named_parameters()}
     bound_spectrally(model, 3.0, keep=True)
-    found = settle_bounds(model, lambda: model(images()))
+    found = measure_bounds(model, lambda: model(images()))
     assert [layer.name for layer in found] == list(SIZES)
     for layer in found:
         sigma = sigmas[layer.name]
@@ -630,33 +630,33 @@ def test_a_bound_just_over_the_norm_is_raised_too() -> None:
 def test_without_keep_a_layer_is_shrunk_to_the_bound_that_was_asked_for() -> None:
     model = large()
     bound_spectrally(model, 3.0)
-    settle_bounds(model, lambda: model(images()))
+    measure_bounds(model, lambda: model(images()))
     assert float(model[0].spectral_bound) == 3.0
     assert true_sigma(model[0], model.eval()[0].bounded_weight(), (8, 8)) <= 3.0 * 1.04
 
 
-def test_the_first_training_pass_settles_bounds_as_well() -> None:
+def test_the_first_training_pass_measures_bounds_as_well() -> None:
     model, other = large(), large()
     other.load_state_dict(model.state_dict())
     expected = model(images())
     for net in (model, other):
         bound_spectrally(net, 3.0, keep=True)
     torch.testing.assert_close(model.train()(images()), expected)
-    settle_bounds(other, lambda: other.eval()(images()))
+    measure_bounds(other, lambda: other.eval()(images()))
     torch.testing.assert_close(model[0].spectral_bound, other[0].spectral_bound)
 
 
 def test_a_bound_is_raised_once_and_growing_weights_cannot_move_it() -> None:
     model = large()
     bound_spectrally(model, 3.0, keep=True)
-    settle_bounds(model, lambda: model(images()))
+    measure_bounds(model, lambda: model(images()))
     bounds = [float(model[i].spectral_bound) for i in (0, 2, 4)]
     with torch.no_grad():
         for p in model.parameters():
             p *= 20
     for _ in range(5):
         model.train()(images())
-    settle_bounds(model, lambda: model(images()))
+    measure_bounds(model, lambda: model(images()))
     assert [float(model[i].spectral_bound) for i in (0, 2, 4)] == bounds
     model.eval()
     for (name, size), bound in zip(SIZES.items(), bounds, strict=True):
@@ -665,12 +665,12 @@ def test_a_bound_is_raised_once_and_growing_weights_cannot_move_it() -> None:
         assert true_sigma(layer, layer.bounded_weight(), size) <= 1.04 * bound
 
 
-def test_layers_that_are_not_called_are_settled_when_they_are() -> None:
+def test_layers_that_are_not_called_are_measured_when_they_are() -> None:
     model = nn.ModuleDict({"used": nn.Linear(4, 4), "spare": nn.Linear(4, 4)})
     with torch.no_grad():
         model["spare"].weight *= 50
     bound_spectrally(model, 9.0, keep=True)
-    assert [layer.name for layer in settle_bounds(model, lambda: model["used"](torch.randn(2, 4)))] == [
+    assert [layer.name for layer in measure_bounds(model, lambda: model["used"](torch.randn(2, 4)))] == [
         "used"
     ]
     assert float(model["spare"].spectral_sigma) == 0
@@ -683,14 +683,14 @@ def test_hooks_are_taken_off_when_the_pass_fails() -> None:
     model = network()
     bound_spectrally(model, 3.0, keep=True)
     with pytest.raises(RuntimeError):
-        settle_bounds(model, lambda: model(torch.randn(2, 5)))
+        measure_bounds(model, lambda: model(torch.randn(2, 5)))
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 def test_raised_bounds_are_copied_pickled_and_saved() -> None:
     model = large()
     bound_spectrally(model, 3.0, keep=True)
-    settle_bounds(model, lambda: model(images()))
+    measure_bounds(model, lambda: model(images()))
     fresh = network()
     bound_spectrally(fresh, 3.0, keep=True)
     fresh.load_state_dict(model.state_dict())

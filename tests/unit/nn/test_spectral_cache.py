@@ -1,4 +1,4 @@
-"""Held bounds: G against gradients of dense SVDs, ⟨W, G⟩ against the power iteration, a held layer's life."""
+"""Cached spectral norms: G against gradients of dense SVDs, ⟨W, G⟩ against the power iteration."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
 import hetsngp
-from hetsngp.functional.spectral import conv_direction, conv_norm, held_norm, linear_direction, linear_norm
+from hetsngp.functional.spectral import cached_norm, conv_direction, conv_norm, linear_direction, linear_norm
 from hetsngp.nn.backbones import ResidualMLP
 from hetsngp.nn.multi_input import widen_layer
-from hetsngp.nn.spectral import bound_layer, bound_spectrally, fold_spectral_bound, settle_bounds
-from hetsngp.nn.spectral_cache import hold_bounds, refresh_bounds, release_bounds
+from hetsngp.nn.spectral import bound_layer, bound_spectrally, fold_spectral_bound, measure_bounds
+from hetsngp.nn.spectral_cache import cache_spectral_norms, remeasure_spectral_norms, uncache_spectral_norms
 
 OPTIONS = ("stride", "padding", "dilation", "groups", "padding_mode")
 
@@ -123,15 +123,15 @@ def step(model: nn.Module, x: Tensor, lr: float = 0.1, run: Callable[..., Tensor
     return loss.detach()
 
 
-def trained(bound: float = 0.1, steps: int = 3, held: bool = True) -> nn.Sequential:
+def trained(bound: float = 0.1, steps: int = 3, cached: bool = True) -> nn.Sequential:
     """Held, it has a G that is a step or two old."""
     model = network()
     bound_spectrally(model, bound)
-    if held:
-        hold_bounds(model)
+    if cached:
+        cache_spectral_norms(model)
     for seed in range(steps):
-        if held and seed == 1:
-            refresh_bounds(model)
+        if cached and seed == 1:
+            remeasure_spectral_norms(model)
         step(model, images(seed))
     return model
 
@@ -140,27 +140,27 @@ def trained(bound: float = 0.1, steps: int = 3, held: bool = True) -> nn.Sequent
 
 
 @each_case
-def test_held_sigma_and_its_gradient_are_those_of_the_dense_norm(
+def test_cached_sigma_and_its_gradient_are_those_of_the_dense_norm(
     kind: Any, sizes: Any, options: Any, spatial: Any
 ) -> None:
     torch.manual_seed(1)  # with 0 the two largest singular values of one case are equal to 1e-3
     layer = made(kind, sizes, options)
     sigma, _, direction = direction_of(layer, torch.randn(channels(layer), *spatial).double(), 2000)
     expected = dense_sigma(layer, layer.weight, spatial)
-    held = held_norm(layer.weight, direction, groups(layer))
+    cached = cached_norm(layer.weight, direction, groups(layer))
     torch.testing.assert_close(sigma, expected.detach(), rtol=1e-7, atol=0)
-    torch.testing.assert_close(held.detach(), sigma, rtol=1e-12, atol=0)
+    torch.testing.assert_close(cached.detach(), sigma, rtol=1e-12, atol=0)
     if options.get("padding_mode") != "circular":  # there singular values come in pairs: no one gradient
-        gradients = [torch.autograd.grad(x, layer.weight)[0] for x in (held, expected)]
+        gradients = [torch.autograd.grad(x, layer.weight)[0] for x in (cached, expected)]
         torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
 
 
 @each_case
 @pytest.mark.parametrize("iterations", [1, 3])
-def test_held_sigma_and_its_gradient_are_those_of_the_power_iteration(
+def test_cached_sigma_and_its_gradient_are_those_of_the_power_iteration(
     kind: Any, sizes: Any, options: Any, spatial: Any, iterations: int
 ) -> None:
-    """Far from convergence too: it is this gradient that a held layer trains with."""
+    """Far from convergence too: it is this gradient that a cached layer trains with."""
     layer = made(kind, sizes, options)
     v = torch.randn(channels(layer), *spatial, dtype=torch.float64)
     expected, expected_v = norm_of(layer, layer.weight, v, iterations)
@@ -168,30 +168,30 @@ def test_held_sigma_and_its_gradient_are_those_of_the_power_iteration(
     assert torch.equal(sigma, expected)
     assert torch.equal(v, expected_v)
     assert not any(t.requires_grad for t in (sigma, v, direction))
-    held = held_norm(layer.weight, direction, groups(layer))
-    torch.testing.assert_close(held, expected, rtol=1e-13, atol=0)
-    gradients = [torch.autograd.grad(x, layer.weight)[0] for x in (held, expected)]
+    cached = cached_norm(layer.weight, direction, groups(layer))
+    torch.testing.assert_close(cached, expected, rtol=1e-13, atol=0)
+    gradients = [torch.autograd.grad(x, layer.weight)[0] for x in (cached, expected)]
     torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-14)
 
 
-def test_groups_are_held_one_by_one() -> None:
-    """The gradient is that of the largest, and another that outgrows it is noticed without a refresh."""
+def test_groups_are_cached_one_by_one() -> None:
+    """The gradient is that of the largest, and another that outgrows it is noticed without a measurement."""
     layer = made(nn.Conv1d, (3, 3, 3), {"groups": 3, "padding": 1}, bound=0.1)
     kernel = torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64)
 
-    def gradient(*scales: float, refresh: bool) -> Tensor:
+    def gradient(*scales: float, remeasure: bool) -> Tensor:
         with torch.no_grad():
             layer.weight.copy_(torch.tensor(scales).reshape(3, 1, 1) * kernel)
-        if refresh:
-            refresh_bounds(layer, 200)
+        if remeasure:
+            remeasure_spectral_norms(layer, 200)
         sigma = layer.measure((9,))
         torch.testing.assert_close(sigma.detach(), dense_sigma(layer, layer.weight.detach(), (9,)))
         return torch.autograd.grad(sigma, layer.weight)[0].abs().amax((1, 2))
 
     layer(torch.randn(2, 3, 9, dtype=torch.float64))
-    hold_bounds(layer)
-    assert (gradient(1.0, 2.0, 0.5, refresh=True) > 0.1).tolist() == [False, True, False]
-    assert (gradient(1.0, 2.0, 4.0, refresh=False) > 0.1).tolist() == [False, False, True]
+    cache_spectral_norms(layer)
+    assert (gradient(1.0, 2.0, 0.5, remeasure=True) > 0.1).tolist() == [False, True, False]
+    assert (gradient(1.0, 2.0, 4.0, remeasure=False) > 0.1).tolist() == [False, False, True]
 
 
 @each_kind
@@ -204,17 +204,19 @@ def test_the_error_is_of_second_order_and_from_below(
     errors = []
     for epsilon in (4e-3, 2e-3, 1e-3):
         moved = weight + epsilon * move
-        errors.append(float(dense_sigma(layer, moved, spatial) - held_norm(moved, direction, groups(layer))))
+        errors.append(
+            float(dense_sigma(layer, moved, spatial) - cached_norm(moved, direction, groups(layer)))
+        )
     assert min(errors) > 0
     assert errors[1] / errors[0] == pytest.approx(0.25, abs=0.02)
     assert errors[2] / errors[1] == pytest.approx(0.25, abs=0.01)
     for size in (0.3, 3.0):  # however far
         moved = weight + size * move
-        assert held_norm(moved, direction, groups(layer)) < dense_sigma(layer, moved, spatial)
+        assert cached_norm(moved, direction, groups(layer)) < dense_sigma(layer, moved, spatial)
 
 
 @each_kind
-def test_just_refreshed_a_held_pass_is_that_of_the_power_iteration(
+def test_just_remeasured_a_cached_pass_is_that_of_the_power_iteration(
     kind: Any, sizes: Any, options: Any, spatial: Any
 ) -> None:
     layer = made(kind, sizes, options, bound=0.05)
@@ -222,8 +224,8 @@ def test_just_refreshed_a_held_pass_is_that_of_the_power_iteration(
     with torch.no_grad():
         layer.weight += 0.3 * torch.randn_like(layer.weight)
     other, x = copy.deepcopy(layer), batch_for(layer, spatial)
-    hold_bounds(layer)
-    refresh_bounds(layer)
+    cache_spectral_norms(layer)
+    remeasure_spectral_norms(layer)
     sigma = layer.spectral_sigma.clone()
     outs = [each(x) for each in (layer, other)]
     torch.testing.assert_close(*outs, rtol=1e-12, atol=1e-13)
@@ -239,58 +241,58 @@ def test_just_refreshed_a_held_pass_is_that_of_the_power_iteration(
 # Training
 
 
-def test_refreshed_at_each_step_it_trains_as_if_not_held() -> None:
+def test_remeasured_at_each_step_it_trains_as_if_not_cached() -> None:
     """From a fresh network, through a change of the image size."""
     model = network().double()
     bound_spectrally(model, 0.2)
     other, start = copy.deepcopy(model), weights(model)
-    hold_bounds(model)
+    cache_spectral_norms(model)
     for i in range(24):
         x = images(i, size=8 if i < 12 else 11, dtype=torch.float64)
-        refresh_bounds(model)
+        remeasure_spectral_norms(model)
         for each in (model, other):
             step(each, x, lr=10.0)
-    release_bounds(model)
+    uncache_spectral_norms(model)
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, other.state_dict()[name], rtol=1e-9, atol=1e-11)
     assert (model[0].weight - start["0.weight"]).abs().max() > 0.01
 
 
 def largest_norm_in_training(
-    lr: float, bound: float, steps: int, every: int | None = None, iterations: int = 1, held: bool = True
+    lr: float, bound: float, steps: int, every: int | None = None, iterations: int = 1, cached: bool = True
 ) -> float:
     """True norms of the bounded weights as passes apply them, the largest over layers and steps, over c."""
     torch.manual_seed(3)
     model = network()
     bound_spectrally(model, bound)
-    if held:
-        hold_bounds(model)
+    if cached:
+        cache_spectral_norms(model)
     ratios = []
     for i in range(steps):
         if every is not None and i % every == 0:
-            refresh_bounds(model, iterations)
+            remeasure_spectral_norms(model, iterations)
         before = weights(model)
         step(model, images(i % 3), lr)
-        if i % 3 == 0:  # at all distances from a refresh, in turn
+        if i % 3 == 0:  # at all distances from a measurement, in turn
             for k, size in SIZES.items():
                 sigma = float(dense_sigma(model[k], before[f"{k}.weight"], size))
                 ratios.append(sigma / max(bound, float(model[k].spectral_sigma)))
     return max(ratios)
 
 
-def test_a_refresh_every_ten_steps_keeps_the_bound() -> None:
+def test_a_measurement_every_ten_steps_keeps_the_bound() -> None:
     assert largest_norm_in_training(0.05, 0.7, steps=150, every=10) < 1.03
-    assert largest_norm_in_training(0.05, 0.7, steps=150) > 1.08  # what the refreshes are for
+    assert largest_norm_in_training(0.05, 0.7, steps=150) > 1.08  # what measurements are for
 
 
 def test_as_many_iterations_as_steps_keep_the_bound_as_one_a_step_does() -> None:
     """Where another singular value overtakes, v takes iterations to turn to it, whenever they are made."""
-    unheld = largest_norm_in_training(0.03, 1.0, steps=200, held=False)
-    assert largest_norm_in_training(0.03, 1.0, steps=200, every=10, iterations=10) < unheld + 0.02
-    assert largest_norm_in_training(0.03, 1.0, steps=200, every=10, iterations=1) > unheld + 0.1
+    uncached = largest_norm_in_training(0.03, 1.0, steps=200, cached=False)
+    assert largest_norm_in_training(0.03, 1.0, steps=200, every=10, iterations=10) < uncached + 0.02
+    assert largest_norm_in_training(0.03, 1.0, steps=200, every=10, iterations=1) > uncached + 0.1
 
 
-def test_a_pass_writes_sigma_only_and_a_refresh_keeps_addresses() -> None:
+def test_a_pass_writes_sigma_only_and_a_measurement_keeps_addresses() -> None:
     model = trained()
     layer = model[0]
     buffers = ("spectral_sigma", "spectral_v", "spectral_direction")
@@ -299,16 +301,16 @@ def test_a_pass_writes_sigma_only_and_a_refresh_keeps_addresses() -> None:
     with torch.no_grad():
         layer.weight *= 1.01
     model(images())
-    torch.testing.assert_close(layer.spectral_sigma, 1.01 * held_norm(before["0.weight"], tensors[2]))
+    torch.testing.assert_close(layer.spectral_sigma, 1.01 * cached_norm(before["0.weight"], tensors[2]))
     assert torch.equal(layer.spectral_v, before["0.spectral_v"])
     assert torch.equal(layer.spectral_direction, before["0.spectral_direction"])
-    refresh_bounds(model)
+    remeasure_spectral_norms(model)
     for name, tensor, place in zip(buffers, tensors, places, strict=True):
         assert getattr(layer, name) is tensor
         assert tensor.data_ptr() == place
     assert not torch.equal(layer.spectral_v, before["0.spectral_v"])
     assert not torch.equal(layer.spectral_direction, before["0.spectral_direction"])
-    refresh_bounds(model, iterations=300)
+    remeasure_spectral_norms(model, iterations=300)
     for index, size in SIZES.items():
         sigma = dense_sigma(model[index], model[index].weight.detach(), size)
         assert float(model[index].spectral_sigma) == pytest.approx(float(sigma), rel=1e-4)
@@ -322,24 +324,24 @@ def test_first_passes_measure_as_ever(keep: bool) -> None:
         model[0].weight *= 20
     bound_spectrally(model, 0.5, keep=keep)
     other = copy.deepcopy(model)
-    assert hold_bounds(model) == ["0", "2", "5"]
-    refresh_bounds(model)  # nothing to start from yet
+    assert cache_spectral_norms(model) == ["0", "2", "5"]
+    remeasure_spectral_norms(model)  # nothing to start from yet
     assert not model[0].spectral_v.numel()
     assert not model[0].spectral_direction.any()
     for size in (8, 11):
         torch.testing.assert_close(model(images(size=size)), other(images(size=size)))
-        held = {k: t for k, t in weights(model).items() if not k.endswith("direction")}
+        cached = {k: t for k, t in weights(model).items() if not k.endswith("direction")}
         for name, value in other.state_dict().items():
-            torch.testing.assert_close(held[name], value)
+            torch.testing.assert_close(cached[name], value)
     assert (float(model[0].spectral_bound) > 0.5) == keep
 
 
-def test_settling_measures_held_layers() -> None:
+def test_measure_bounds_measures_cached_layers() -> None:
     model = network()
     bound_spectrally(model, 0.5)
-    hold_bounds(model)
+    cache_spectral_norms(model)
     for layer, (index, size) in zip(
-        settle_bounds(model, lambda: model.eval()(images())), SIZES.items(), strict=True
+        measure_bounds(model, lambda: model.eval()(images())), SIZES.items(), strict=True
     ):
         assert layer.sigma == pytest.approx(
             float(dense_sigma(model[index], model[index].weight.detach(), size)), rel=0.04
@@ -351,7 +353,7 @@ def test_two_image_sizes_before_one_backward() -> None:
     (model(images(1)).sum() + model(images(2, size=11)).sum()).backward()
     assert torch.isfinite(model[0].weight.grad).all()
     loss = model(images(1, size=11)).sum()
-    refresh_bounds(model)
+    remeasure_spectral_norms(model)
     with pytest.raises(
         RuntimeError, match="inplace"
     ):  # G of the pass is gone: an error, not a wrong gradient
@@ -359,50 +361,50 @@ def test_two_image_sizes_before_one_backward() -> None:
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-def test_held_and_measured_without_gradients_it_trains_on(context: Any) -> None:
-    model, late = network(), trained(held=False)
+def test_cached_and_measured_without_gradients_it_trains_on(context: Any) -> None:
+    model, late = network(), trained(cached=False)
     bound_spectrally(model, 0.1)
     with context():
-        hold_bounds(model)
-        hold_bounds(late)
+        cache_spectral_norms(model)
+        cache_spectral_norms(late)
         model(images())
     for each in (model, late):
-        refresh_bounds(each)
+        remeasure_spectral_norms(each)
         before = each[0].weight.clone()
         step(each, images())
         assert not torch.equal(before, each[0].weight)
 
 
-def test_a_vanishing_weight_wakes_up_at_a_refresh() -> None:
+def test_a_vanishing_weight_wakes_up_at_a_measurement() -> None:
     layer = nn.Linear(3, 3, bias=False)
     nn.init.zeros_(layer.weight)
     bound_layer(layer, 0.5)
-    hold_bounds(layer)
+    cache_spectral_norms(layer)
     layer(torch.ones(2, 3)).sum().backward()
     assert torch.isfinite(layer.weight.grad).all()
     with torch.no_grad():
         layer.weight.copy_(2 * torch.eye(3))
-    refresh_bounds(layer, 5)
+    remeasure_spectral_norms(layer, 5)
     torch.testing.assert_close(layer(torch.eye(3)), 0.5 * torch.eye(3))
 
 
 # Evaluation, and the way back
 
 
-def test_a_measured_layer_has_its_direction_when_it_is_held() -> None:
-    model = trained(held=False)
+def test_a_measured_layer_has_its_direction_when_it_is_cached() -> None:
+    model = trained(cached=False)
     other = copy.deepcopy(model)
-    hold_bounds(model)
+    cache_spectral_norms(model)
     torch.testing.assert_close(model(images()), other(images()))
     torch.testing.assert_close(model[0].spectral_sigma, other[0].spectral_sigma)
 
 
-def test_holding_and_releasing_change_nothing() -> None:
-    model, x = trained(held=False), images()
+def test_caching_and_uncaching_change_nothing() -> None:
+    model, x = trained(cached=False), images()
     other, expected, before = copy.deepcopy(model), copy.deepcopy(model).eval()(x), weights(model)
-    hold_bounds(model)
+    cache_spectral_norms(model)
     assert torch.equal(model.eval()(x), expected)
-    release_bounds(model)
+    uncache_spectral_norms(model)
     assert torch.equal(model(x), expected)
     assert_same(weights(model), before)
     for each in (model.train(), other):
@@ -415,19 +417,19 @@ def test_evaluation_takes_the_sigma_of_the_last_pass_and_writes_nothing() -> Non
     model(x)
     before = weights(model)
     first = model.eval()(x)
-    sigma = held_norm(model[0].weight, model[0].spectral_direction).detach()
+    sigma = cached_norm(model[0].weight, model[0].spectral_direction).detach()
     assert torch.equal(model[0].spectral_sigma, sigma)
     assert torch.equal(model[0].bounded_weight(), model[0].weight * (model[0].spectral_bound / sigma))
     assert torch.equal(model(x), first)
     assert_same(weights(model), before)
-    release_bounds(model)
+    uncache_spectral_norms(model)
     assert torch.equal(model(x), first)
 
 
-def test_holding_twice_keeps_the_direction() -> None:
+def test_caching_twice_keeps_the_direction() -> None:
     model = trained()
     before = model[0].spectral_direction
-    assert hold_bounds(model) == ["0", "2", "5"]
+    assert cache_spectral_norms(model) == ["0", "2", "5"]
     assert model[0].spectral_direction is before
 
 
@@ -439,18 +441,18 @@ def test_fold_gives_plain_layers_and_the_same_bits() -> None:
     assert not dict(model.named_buffers())
     assert torch.equal(model(x), expected)
     assert model.state_dict().keys() == network().state_dict().keys()
-    assert hold_bounds(model) == []
+    assert cache_spectral_norms(model) == []
 
 
-def test_what_cannot_be_refreshed_says_so() -> None:
-    model = trained(held=False)
-    with pytest.raises(ValueError, match=r"hold_bounds\(module\)"):
-        refresh_bounds(model)
+def test_what_cannot_be_remeasured_says_so() -> None:
+    model = trained(cached=False)
+    with pytest.raises(ValueError, match=r"cache_spectral_norms\(module\)"):
+        remeasure_spectral_norms(model)
     with pytest.raises(ValueError, match="at least 1"):
-        refresh_bounds(trained(), iterations=0)
-    refresh_bounds(network())  # no bounds at all: an engine need not ask
-    release_bounds(network())
-    release_bounds(model)
+        remeasure_spectral_norms(trained(), iterations=0)
+    remeasure_spectral_norms(network())  # no bounds at all: an engine need not ask
+    uncache_spectral_norms(network())
+    uncache_spectral_norms(model)
 
 
 # Precision and memory
@@ -461,18 +463,18 @@ def test_what_cannot_be_refreshed_says_so() -> None:
 def test_other_dtypes(kind: Any, sizes: Any, options: Any, spatial: Any, dtype: torch.dtype) -> None:
     layer = made(kind, sizes, options, bound=0.05).float()
     layer(batch_for(layer, spatial))
-    hold_bounds(layer)
+    cache_spectral_norms(layer)
     before = layer.spectral_direction.clone()
     layer.to(dtype)
     assert layer.spectral_direction.dtype == torch.promote_types(dtype, torch.float32)
     assert torch.equal(layer.spectral_direction, before.to(layer.spectral_direction.dtype))
     out = layer(batch_for(layer, spatial))
-    expected = held_norm(layer.weight.detach().double(), before.double(), groups(layer)).float()
+    expected = cached_norm(layer.weight.detach().double(), before.double(), groups(layer)).float()
     torch.testing.assert_close(layer.spectral_sigma.float(), expected)  # not rounded to 8 bits
-    release_bounds(layer)
-    hold_bounds(layer)
+    uncache_spectral_norms(layer)
+    cache_spectral_norms(layer)
     assert layer.spectral_direction.dtype == before.to(layer.spectral_sigma).dtype
-    refresh_bounds(layer, 30)
+    remeasure_spectral_norms(layer, 30)
     sigma = float(dense_sigma(layer, layer.weight.detach(), spatial))
     assert float(layer.spectral_sigma) == pytest.approx(sigma, rel=0.02)
     layer(batch_for(layer, spatial)).sum().backward()
@@ -484,14 +486,14 @@ def test_autocast_measures_in_float32(kind: Any, sizes: Any, options: Any, spati
     layer = made(kind, sizes, options, bound=0.05).float()
     x = batch_for(layer, spatial)
     layer(x)
-    hold_bounds(layer)
+    cache_spectral_norms(layer)
     with torch.no_grad():
         layer.weight += 0.1 * torch.randn_like(layer.weight)
     other = copy.deepcopy(layer)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        refresh_bounds(layer)
+        remeasure_spectral_norms(layer)
         out = layer(x)
-    refresh_bounds(other)
+    remeasure_spectral_norms(other)
     other(x)
     assert out.dtype == torch.bfloat16
     assert_same(weights(layer), weights(other))
@@ -500,10 +502,10 @@ def test_autocast_measures_in_float32(kind: Any, sizes: Any, options: Any, spati
 
 
 def test_the_direction_has_the_memory_format_of_the_weight() -> None:
-    model = trained(held=False).to(memory_format=torch.channels_last)
-    hold_bounds(model)
+    model = trained(cached=False).to(memory_format=torch.channels_last)
+    cache_spectral_norms(model)
     model(images(size=11).contiguous(memory_format=torch.channels_last))
-    refresh_bounds(model)
+    remeasure_spectral_norms(model)
     for index in (0, 2):
         assert model[index].weight.stride() == model[index].spectral_direction.stride()
     early = trained().to(memory_format=torch.channels_last)
@@ -513,7 +515,7 @@ def test_the_direction_has_the_memory_format_of_the_weight() -> None:
 def test_a_widened_layer_makes_its_direction_anew() -> None:
     layer = nn.Linear(4, 3)
     bound_layer(layer, 0.1)
-    hold_bounds(layer)
+    cache_spectral_norms(layer)
     layer(torch.randn(2, 4))
     widen_layer(layer, 3)
     layer(torch.randn(2, 12))
@@ -528,7 +530,7 @@ def test_a_widened_layer_makes_its_direction_anew() -> None:
 def via_state_dict(model: nn.Module) -> nn.Module:
     fresh = network()
     bound_spectrally(fresh, 123.0)
-    hold_bounds(fresh)
+    cache_spectral_norms(fresh)
     fresh.load_state_dict(model.state_dict())
     return fresh
 
@@ -536,7 +538,7 @@ def via_state_dict(model: nn.Module) -> nn.Module:
 def via_assigned_state_dict(model: nn.Module) -> nn.Module:
     fresh = network()
     bound_spectrally(fresh, 123.0)
-    hold_bounds(fresh)
+    cache_spectral_norms(fresh)
     fresh.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
     return fresh
 
@@ -558,29 +560,29 @@ COPIES = [via_state_dict, via_assigned_state_dict, into_a_trained_one, via_pickl
 @pytest.mark.parametrize("duplicate", COPIES)
 @pytest.mark.parametrize("steps", [0, 3])
 def test_a_copy_resumes_to_the_bit(duplicate: Callable[[nn.Module], nn.Module], steps: int) -> None:
-    """Between two refreshes, where G is older than the weights; and before there is any G."""
+    """Between two measurements, where G is older than the weights; and before there is any G."""
     model = trained(steps=steps)
     other = duplicate(model)
     assert_same(weights(model), weights(other))
     for seed in (7, 8, 9):
         if seed == 9:
-            refresh_bounds(model)
-            refresh_bounds(other)
+            remeasure_spectral_norms(model)
+            remeasure_spectral_norms(other)
         for each in (model, other):
             step(each, images(seed))
     assert_same(weights(model), weights(other))
     step(model, images())
-    refresh_bounds(model)
+    remeasure_spectral_norms(model)
     assert not torch.equal(model[0].spectral_direction, other[0].spectral_direction)  # nothing is shared
 
 
-def test_a_state_without_directions_loads_as_if_held_after() -> None:
-    plain = trained(held=False)
+def test_a_state_without_directions_loads_as_if_cached_after() -> None:
+    plain = trained(cached=False)
     model, after = trained(bound=3.0, steps=1), network()
     model.load_state_dict(plain.state_dict())
     bound_spectrally(after, 123.0)
     after.load_state_dict(plain.state_dict())
-    hold_bounds(after)
+    cache_spectral_norms(after)
     assert_same(weights(model), weights(after))
     empty = network()
     bound_spectrally(empty, 0.1)
@@ -592,28 +594,28 @@ def test_a_state_without_directions_loads_as_if_held_after() -> None:
         trained().load_state_dict({**plain.state_dict(), **wider})
 
 
-def test_a_state_with_directions_wants_a_held_network() -> None:
+def test_a_state_with_directions_wants_a_cached_network() -> None:
     with pytest.raises(RuntimeError, match="spectral_direction"):
-        trained(held=False).load_state_dict(trained().state_dict())
+        trained(cached=False).load_state_dict(trained().state_dict())
 
 
-def test_a_state_dict_has_directions_only_while_held() -> None:
-    model = trained(held=False)
+def test_a_state_dict_has_directions_only_while_cached() -> None:
+    model = trained(cached=False)
     names = set(model.state_dict())
     assert not any("direction" in name for name in names)
-    hold_bounds(model)
+    cache_spectral_norms(model)
     assert set(model.state_dict()) - names == {f"{i}.spectral_direction" for i in SIZES}
     assert {name for name, _ in model.named_parameters()} <= names
-    release_bounds(model)
+    uncache_spectral_norms(model)
     assert set(model.state_dict()) == names
 
 
-def test_a_held_model_is_saved_without_directions(tmp_path: Path) -> None:
+def test_a_cached_model_is_saved_without_directions(tmp_path: Path) -> None:
     model = hetsngp.build(
         "sngp", ResidualMLP(2, width=8, depth=1), 3, random_features=8, dataset_size=6, spectral_bound=0.2
     )
     names = set(model.state_dict())
-    hold_bounds(model)
+    cache_spectral_norms(model)
     x, y = torch.randn(6, 2), torch.arange(6) % 3
     model.train().loss(x, y).backward()
     assert len(model.state_dict()) > len(names)
@@ -628,27 +630,27 @@ def test_a_held_model_is_saved_without_directions(tmp_path: Path) -> None:
 # Compilers and graphs
 
 
-def test_held_training_compiles_to_one_graph_once() -> None:
+def test_cached_training_compiles_to_one_graph_once() -> None:
     torch._dynamo.reset()
     model = trained()
     other, counter = copy.deepcopy(model), CompileCounter()
     compiled = torch.compile(other, backend=counter, fullgraph=True)
     for seed in range(6):
         if seed % 2:
-            refresh_bounds(model)
-            refresh_bounds(other)
+            remeasure_spectral_norms(model)
+            remeasure_spectral_norms(other)
         torch.testing.assert_close(step(model, images(seed)), step(other, images(seed), run=compiled))
     assert counter.frame_count == 1
     for name, value in model.state_dict().items():
         torch.testing.assert_close(other.state_dict()[name], value)
-    release_bounds(other)
+    uncache_spectral_norms(other)
     compiled(images())
     assert counter.frame_count == 2
     torch._dynamo.reset()
 
 
 @pytest.mark.gpu
-def test_a_cuda_graph_goes_on_with_refreshed_directions() -> None:
+def test_a_cuda_graph_goes_on_with_remeasured_directions() -> None:
     model = trained().cuda()
     other, x = copy.deepcopy(model), images().cuda()
     model(x)
@@ -662,8 +664,8 @@ def test_a_cuda_graph_goes_on_with_refreshed_directions() -> None:
         loss = step(other, x)
     for i in range(7):
         if i % 3 == 0:
-            refresh_bounds(model)
-            refresh_bounds(other)
+            remeasure_spectral_norms(model)
+            remeasure_spectral_norms(other)
         expected = step(model, x)
         graph.replay()
         torch.testing.assert_close(loss, expected, rtol=1e-3, atol=1e-4)
