@@ -96,8 +96,9 @@ if not TYPE_CHECKING:  # or a type checker would accept every name
             value = getattr(importlib.import_module(f"hetsngp.{_HOMES[name]}"), name)
             globals()[name] = value
             return value
-        if not name.startswith("_") and importlib.util.find_spec(f"hetsngp.{name}") is not None:
-            return importlib.import_module(f"hetsngp.{name}")  # a package, which 0.1 had imported by now
+        is_public = name.isidentifier() and not name.startswith("_")
+        if is_public and importlib.util.find_spec(f"hetsngp.{name}") is not None:
+            return importlib.import_module(f"hetsngp.{name}")  # 0.1 had imported its modules by now
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
