@@ -109,7 +109,7 @@ def train(
     loader = loaders.train
     synchronize(engine.device)
     start = time.perf_counter()
-    trained = engine.train(model, loader, recipe.plan, show=True)
+    trained = engine.train(model, loader, recipe.config, show=True)
     synchronize(engine.device)
     whole = time.perf_counter() - start
     seconds = [float(row["seconds"] or 0) for row in trained.rows]

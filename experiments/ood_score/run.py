@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hetsngp
 from hetsngp import metrics
-from hetsngp.data.datasets.roots import data_root
+from hetsngp.data.datasets.dataset import data_root
 from hetsngp.data.datasets.synthetic import make_task
 from hetsngp.data.images.device_loader import DeviceLoader
 from hetsngp.data.sources import open_images
@@ -77,7 +77,7 @@ def train_on_images(data: str, method: str, seed: int, epochs: int, engine: Engi
     torch.manual_seed(seed)
     model, scale = make_model(recipe.task, opened.num_classes, opened.shape)
     loaders = make_loaders(recipe.task, opened, scale, seed=seed)
-    trained = engine.train(model, loaders.train, recipe.plan, show=False)
+    trained = engine.train(model, loaders.train, recipe.config, show=False)
     engine.fit_posterior(trained.model, loaders.clean, loaders.held_out)
     return trained.model, loaders.clean, loaders.held_out
 

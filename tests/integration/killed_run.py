@@ -99,9 +99,9 @@ CASES = {"mlp": mlp, "images": images, "workers": workers}
 def train(case: str, folder: Path) -> Trained:
     """Begun in ``folder``, or gone on with."""
     model, loader, plan, held_out = CASES[case]()
-    keep = CheckpointConfig(folder, seconds=0, tensorboard=False)
+    checkpoints = CheckpointConfig(folder, seconds=0, tensorboard=False)
     engine = Engine(Hardware(accelerator="cpu"))
-    return engine.train(model, loader, plan, held_out=held_out, keep=keep, show=False)
+    return engine.train(model, loader, plan, held_out=held_out, checkpoints=checkpoints, show=False)
 
 
 def found(trained: Trained) -> dict[str, Any]:

@@ -154,11 +154,11 @@ class Numbered(Dataset[tuple[Tensor, int]]):
 
 
 def train(
-    engine: Engine, case: Case, keep: CheckpointConfig | None = None, loader: Any = training
+    engine: Engine, case: Case, checkpoints: CheckpointConfig | None = None, loader: Any = training
 ) -> Trained:
     model = build(case.method, **case.options)
     watched = held_out() if case.watched else None
-    return engine.train(model, loader(), case.plan, held_out=watched, keep=keep)
+    return engine.train(model, loader(), case.plan, held_out=watched, checkpoints=checkpoints)
 
 
 def write(out: Path, name: str, engine: Engine, trained: Trained, **more: Any) -> None:
@@ -221,18 +221,19 @@ def finish(
     engine: Engine, out: Path, name: str, case: Case, folder: str | None = None, loader: Any = training
 ) -> None:
     """What was begun in ``folder``, or all of it."""
-    keep = (
+    checkpoints = (
         None
         if folder is None
         else CheckpointConfig(out / folder, tensorboard=False, about={"batch_size": BATCH})
     )
-    write(out, name, engine, train(engine, case, keep, loader))
+    write(out, name, engine, train(engine, case, checkpoints, loader))
 
 
 def interrupt(engine: Engine, out: Path, folder: str, case: Case, loader: Any = training) -> None:
     with interruption(INTERRUPTED):
-        keep = CheckpointConfig(out / folder, seconds=0, tensorboard=False, about={"batch_size": BATCH})
-        train(engine, case, keep, loader)
+        about = {"batch_size": BATCH}
+        checkpoints = CheckpointConfig(out / folder, seconds=0, tensorboard=False, about=about)
+        train(engine, case, checkpoints, loader)
 
 
 def share_out_a_data_loader(engine: Engine, out: Path) -> None:
@@ -282,9 +283,8 @@ def by_fabric(out: Path) -> None:
     finish(engine, out, "batch norm, resumed", NORMED, "begun with batch norm")
     share_out_a_data_loader(engine, out)
     fail_in_one(engine, out, "NaN, nothing kept", 5)  # the last of an epoch: the others end it unharmed
-    fail_in_one(
-        engine, out, "NaN, ddp", 3, keep=CheckpointConfig(out / "nan" / "ddp", seconds=0, tensorboard=False)
-    )
+    checkpoints = CheckpointConfig(out / "nan" / "ddp", seconds=0, tensorboard=False)
+    fail_in_one(engine, out, "NaN, ddp", 3, checkpoints=checkpoints)
 
 
 def by_torchrun(out: Path) -> None:
@@ -309,9 +309,8 @@ def by_torchrun(out: Path) -> None:
     engine.fabric.barrier()
     finish(engine, out, "fsdp, moved", MOVED, "moved to fsdp")
     interrupt(engine, out, "to be moved from fsdp", MOVED)
-    fail_in_one(
-        engine, out, "NaN, fsdp", 3, keep=CheckpointConfig(out / "nan" / "fsdp", seconds=0, tensorboard=False)
-    )
+    checkpoints = CheckpointConfig(out / "nan" / "fsdp", seconds=0, tensorboard=False)
+    fail_in_one(engine, out, "NaN, fsdp", 3, checkpoints=checkpoints)
 
 
 def in_one(out: Path) -> None:

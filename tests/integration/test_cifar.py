@@ -34,9 +34,9 @@ def test_two_thousand_images(data_root: Path, tmp_path: Path) -> None:
     model = hetsngp.convert(classifier, "hetsngp", torch.zeros(2, 3, 32, 32), random_features=256)
     engine = Engine(Hardware(accelerator="cpu", channels_last=True))
     schedule = Schedule(14, lr=0.1, weight_decay=5e-4, optimizer="sgd", warmup=2, smooth=True)
-    trained = engine.train(
-        model, train, TrainConfig(schedule, bound_every=5), held_out=held_out, keep=CheckpointConfig(tmp_path)
-    )
+    config = TrainConfig(schedule, bound_every=5)
+    checkpoints = CheckpointConfig(tmp_path)
+    trained = engine.train(model, train, config, held_out=held_out, checkpoints=checkpoints)
     report = engine.fit_posterior(trained.model, clean, held_out)
     assert (report.count, report.held_out) == (1600, 400)
 

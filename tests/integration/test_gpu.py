@@ -15,12 +15,11 @@ import torch
 import hetsngp
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
-from hetsngp.functional.sampling import PartGenerator
 from hetsngp.nn.backbones import WideResNet
-from hetsngp.nn.spectral_cache import hold_bounds, refresh_bounds
+from hetsngp.nn.spectral_cache import cache_spectral_norms, remeasure_spectral_norms
 from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig
-from hetsngp.training.feeds import Feed
-from hetsngp.training.gradients import BoundRefresh, FabricGradients
+from hetsngp.training.gradients import FabricGradients, SpectralNormUpdate
+from hetsngp.training.loaders import ResumableLoader
 
 pytestmark = pytest.mark.gpu
 
@@ -58,16 +57,16 @@ def test_the_fast_way_learns_and_resumes(method: str, tmp_path: Path) -> None:
     train, held_out = loader(data.take(range(256))), DeviceLoader(data.take(range(256, 320)), 30)
     engine = Engine(FAST)
     short = engine.train(
-        model(method), train, plan(2), held_out=held_out, keep=CheckpointConfig(tmp_path / "short")
+        model(method), train, plan(2), held_out=held_out, checkpoints=CheckpointConfig(tmp_path / "short")
     )
     assert len(short.history) == 2
     trained = engine.train(
-        model(method), train, plan(ema_decay=0.9), held_out=held_out, keep=CheckpointConfig(tmp_path)
+        model(method), train, plan(ema_decay=0.9), held_out=held_out, checkpoints=CheckpointConfig(tmp_path)
     )
     assert trained.history[-1].loss < trained.history[0].loss
     assert trained.history[-1].held_out < 0.3
     again = engine.train(
-        model(method), train, plan(ema_decay=0.9), held_out=held_out, keep=CheckpointConfig(tmp_path)
+        model(method), train, plan(ema_decay=0.9), held_out=held_out, checkpoints=CheckpointConfig(tmp_path)
     )
     assert again.resumed == 16
     for (name, a), b in zip(trained.model.named_parameters(), again.model.parameters(), strict=True):
@@ -81,8 +80,8 @@ def test_a_step_never_waits_for_the_device() -> None:
     """After the first ones, which measure, compile and fill caches."""
     engine = Engine(Hardware(devices=1, precision="bf16-mixed", channels_last=True))
     net = model(dataset_size=256).to(engine.device)
-    feed = Feed(loader(), net, engine.fabric, channels_last=True)
-    generator = PartGenerator.of(0, 0, 1)
+    feed = ResumableLoader(loader(), net, engine.fabric, channels_last=True)
+    generator = torch.Generator().manual_seed(0)
     steps = FabricGradients(engine.fabric, net, plan(), generator, channels_last=True, sharded=False)
     net.train()
     for epoch in range(1, 12):
@@ -100,7 +99,7 @@ def test_a_step_never_waits_for_the_device() -> None:
 
 def test_a_graph_refreshes_bounds_as_they_would_be_one_by_one() -> None:
     net = model(spectral_bound=0.5).cuda().train()
-    hold_bounds(net)
+    cache_spectral_norms(net)
     x = torch.randn(8, 3, 16, 16, device="cuda")
     net.backbone(x)
     twin, refresh = copy.deepcopy(net), None
@@ -111,10 +110,10 @@ def test_a_graph_refreshes_bounds_as_they_would_be_one_by_one() -> None:
                 p.add_(change)
                 q.add_(change)
         if refresh is None:
-            refresh = BoundRefresh(net, iterations=20)
-            refresh_bounds(twin, 20)  # a capture is preceded by one call
+            refresh = SpectralNormUpdate(net, iterations=20)
+            remeasure_spectral_norms(twin, 20)  # a capture is preceded by one call
         refresh()
-        refresh_bounds(twin, 20)
+        remeasure_spectral_norms(twin, 20)
         for (name, a), b in zip(net.named_buffers(), twin.buffers(), strict=True):
             torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-3, msg=name)
     net.backbone(torch.randn(8, 3, 12, 12, device="cuda"))  # new vectors, at new addresses

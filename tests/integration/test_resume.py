@@ -61,8 +61,8 @@ def die_at(patch: pytest.MonkeyPatch, write: int, *, after: bool) -> None:
 
 def go(engine: Engine, make: Make, folder: Path, seconds: float = 0) -> Trained:
     model, loader, plan, held_out = make()
-    keep = CheckpointConfig(folder, seconds=seconds, tensorboard=False)
-    return engine.train(model, loader, plan, held_out=held_out, keep=keep)
+    checkpoints = CheckpointConfig(folder, seconds=seconds, tensorboard=False)
+    return engine.train(model, loader, plan, held_out=held_out, checkpoints=checkpoints)
 
 
 def assert_dying_does_not_matter(

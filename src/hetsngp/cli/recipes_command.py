@@ -1,16 +1,18 @@
 """``hetsngp recipes``."""
 
-# No postponed annotations: typer reads them where the command is made, in a scope that has imported it.
+# No `from __future__ import annotations`: typer reads the annotations, which name a local import.
 from typing import Annotated, Any
 
 
 def add(app: Any) -> None:
-    """Enter the command."""
+    """Add the command to the application."""
     import typer
 
     @app.command(epilog="Example: hetsngp recipes cifar100/hetsngp > mine.toml")
     def recipes(
-        name: Annotated[str | None, typer.Argument(help="Print this one, to read or to copy.")] = None,
+        name: Annotated[
+            str | None, typer.Argument(metavar="NAME", help="Recipe to print; default: list all.")
+        ] = None,
     ) -> None:
         """List the recipes that come with hetsngp, or print one."""
         from hetsngp.training.recipes.recipe import recipe_file, recipe_names

@@ -1,4 +1,4 @@
-"""Figures: how they are made and saved, and the curves of a training."""
+"""Make and save figures; training curves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RED = "#D00000"
 
 
 def new_figure(width: float, height: float) -> Any:
-    """Without pyplot: its state belongs to the caller's session."""
+    """Make a figure without pyplot, whose state belongs to the caller's session."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -23,7 +23,7 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """As a PNG file, whole or not at all."""
+    """Write a PNG file atomically."""
     write_atomically(path, lambda file: figure.savefig(file, dpi=110, format="png"))
 
 
@@ -40,7 +40,7 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], best: int, path: Path) -> Non
         upper.axvline(best, color=RED, linewidth=1, linestyle=":", label=f"epoch {best}, the best")
     upper.set_ylabel("nats")
     upper.legend(fontsize=9)
-    lower.plot(epochs, [row["rate"] for row in rows], color="black", linewidth=1)
+    lower.plot(epochs, [row["lr"] for row in rows], color="black", linewidth=1)
     lower.set_ylabel("learning\nrate")
     lower.set_xlabel("epoch")
     lower.xaxis.get_major_locator().set_params(integer=True)

@@ -1,4 +1,4 @@
-"""What a training does, and what it keeps on disk."""
+"""Configuration of a training and of its checkpoints."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from hetsngp.validation import check_positive
 @renamed_arguments(average="ema_decay")
 @dataclass(frozen=True)
 class TrainConfig:
-    """A schedule, and what happens beside the steps."""
+    """A schedule, and everything else that decides a training."""
 
     schedule: Schedule
     accumulate: int = 1
-    """Batches a step: their gradients are averaged."""
+    """Batches of a step, whose gradients are averaged."""
     clip: float | None = None
-    """Largest norm of a step's gradient."""
+    """Largest norm of the gradient of a step."""
     ema_decay: float | None = None
-    """Decay of an exponential moving average of weights and statistics (0.998): the average is evaluated on the
-    held-out data, and the model ends with it."""
+    """Decay of an exponential moving average of weights and statistics (0.998): the average is evaluated on
+    the held-out data, and the model ends with it."""
     patience: int | None = None
-    """Epochs without a lower held-out NLL after which to stop."""
+    """Early stopping: epochs without a lower held-out NLL after which to stop."""
     best: bool = True
-    """With held-out data: end with the weights of the epoch whose NLL was lowest there; False: the last's."""
+    """With held-out data: end with the weights of the epoch of lowest NLL; False: of the last epoch."""
     bound_every: int = 1
-    """Steps from one measurement of the spectral bound to the next; 1: at every forward pass."""
+    """Steps from one measurement of the spectral norms to the next; 1: at every forward pass."""
     seed: int = 0
-    """Of dropout, integration points and all else that draws from torch's, NumPy's or Python's generators."""
+    """Seed of all that draws from torch's, NumPy's or Python's generators: dropout, integration points, …"""
 
     def __post_init__(self) -> None:
         check_positive("accumulate", self.accumulate, integer=True)
@@ -44,7 +44,7 @@ class TrainConfig:
             check_positive("patience", self.patience, integer=True)
 
     def describe(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Fields as JSON has them."""
         described = asdict(self)
         described["schedule"]["milestones"] = list(self.schedule.milestones)
         return described
@@ -52,17 +52,17 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """A folder for checkpoint, logs and the best epoch; the same call on the same folder goes on in it."""
+    """A folder for checkpoint, logs and the best epoch; the same call with the same folder resumes."""
 
     folder: Path
     seconds: float = 60.0
-    """Least time from one checkpoint to the next; there is one at the end in any case."""
+    """Least time from one checkpoint to the next; the end of a run always writes one."""
     tensorboard: bool | None = None
-    """None: where it is installed."""
+    """Whether to log to TensorBoard; None: where it is installed."""
     changed: bool = False
-    """Whether to go on from a checkpoint that was made by another plan, say with a lower rate."""
+    """Whether to resume from a checkpoint of another configuration, for example with a lower lr."""
     about: dict[str, Any] = field(default_factory=dict)
-    """What the run is of, in words and numbers: a folder that holds a run of something else is refused."""
+    """Description of data and model: a folder with a run of another description is refused."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))

@@ -1,4 +1,4 @@
-"""Where a training runs: devices, nodes, precision. Lightning Fabric finds them and starts the processes."""
+"""Devices, nodes and precision of a training. Lightning Fabric finds the devices and starts the processes."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from hetsngp.validation import check_choice, check_positive
 
 STRATEGIES = ("auto", "ddp", "fsdp")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
-# Parts of a backbone with fewer parameters are not worth a message of their own under fsdp.
+# Under fsdp a block of the backbone with fewer parameters is not sharded by itself: one message less.
 SHARD_PARAMETERS = 1_000_000
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What Fabric is asked for. Under torchrun and SLURM "auto" and None are what those have started."""
+    """Arguments of Fabric. Under torchrun and SLURM "auto" and None mean the processes that those started."""
 
     devices: int | str = "auto"
-    """On each node: a number, or "auto": all GPUs, or one process on a CPU."""
+    """Devices of each node: a number, or "auto": all GPUs, or one process on a CPU."""
     nodes: int | None = None
     strategy: str = "auto"
-    """"ddp": a copy of the model on each device; "fsdp": a share of it; "auto": ddp where there are many."""
+    """"ddp": a copy of the model on each device; "fsdp": a shard of it; "auto": ddp for several devices."""
     accelerator: str = "auto"
     """"cpu", "gpu", or any that Fabric knows."""
     precision: str = "32-true"
     """"bf16-mixed" and "16-mixed" run the backbone by autocast; head and posterior stay in float32."""
     channels_last: bool = False
-    """Images as (B, H, W, C) in memory, which convolutions on a GPU like."""
+    """Images as (B, H, W, C) in memory, which is faster for convolutions on a GPU."""
     compile: bool = False
     """``torch.compile`` the backbone."""
 
@@ -45,7 +45,7 @@ class Hardware:
             check_positive("nodes", self.nodes, integer=True)
 
     def started(self, environment: Mapping[str, str] = os.environ) -> tuple[int | str, int]:
-        """Devices a node, and nodes: as asked for, or as torchrun or SLURM started processes.
+        """Devices of a node and number of nodes: as given, or as torchrun or SLURM started processes.
 
         >>> Hardware().started({"LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8"})
         (4, 2)
@@ -54,7 +54,7 @@ class Hardware:
         """
         local = int(environment.get("LOCAL_WORLD_SIZE", 0))
         nodes = int(environment.get("WORLD_SIZE", 0)) // local if local else 0
-        # In an interactive allocation ("bash") srun has not started us, and Fabric starts the processes.
+        # In an interactive allocation ("bash") srun has started nothing, and Fabric starts the processes.
         if not local and environment.get("SLURM_JOB_NAME") not in (None, "bash", "interactive"):
             nodes = int(environment.get("SLURM_NNODES", 0))
             local = int(environment.get("SLURM_NTASKS", 0)) // nodes if nodes else 0
@@ -62,7 +62,7 @@ class Hardware:
         return devices, nodes or 1 if self.nodes is None else self.nodes
 
     def launch(self) -> Any:
-        """A Fabric whose processes run, this one among them."""
+        """Start the processes; returns the Fabric of this one."""
         try:
             from lightning.fabric import Fabric
         except ImportError:
@@ -76,7 +76,7 @@ class Hardware:
 
             if devices == "auto":
                 devices = 1 if self.accelerator == "cpu" else max(1, torch.cuda.device_count())
-            # By default Fabric would share out tensors within a node, and data only between nodes.
+            # By default Fabric shards tensors within a node, and splits data only between nodes.
             processes = int(devices) * nodes
             strategy = ModelParallelStrategy(_shard, data_parallel_size=processes, tensor_parallel_size=1)
         fabric = Fabric(
@@ -91,7 +91,7 @@ class Hardware:
 
 
 def _shard(module: nn.Module, mesh: Any) -> nn.Module:
-    """Blocks of the backbone are gathered when they run; all else, the head with it, is gathered together."""
+    """Shard a module: blocks of the backbone one by one, everything else, the head included, together."""
     from torch.distributed.fsdp import fully_shard
 
     mesh = mesh["data_parallel"]
@@ -102,7 +102,7 @@ def _shard(module: nn.Module, mesh: Any) -> nn.Module:
 
 
 def _blocks(module: nn.Module) -> list[nn.Module]:
-    """The smallest parts with so many parameters that are called as modules, the innermost first."""
+    """Smallest submodules with at least ``SHARD_PARAMETERS`` that are called as modules, innermost first."""
     found: list[nn.Module] = []
     for child in module.children():
         inner = _blocks(child)

@@ -1,4 +1,4 @@
-"""The loaders of a training on images, in memory or from disk, and how the network is to see them."""
+"""Loaders of a training on images, in memory or from disk, and the preprocessing."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from hetsngp.data.shards.streams import ShardedImages
 from hetsngp.data.sources import has_test, open_set
 from hetsngp.training.recipes.task import ImageTask
 
-EVAL_ROWS = 1000
-"""Images at a time where there is no gradient, and they are in memory."""
+EVAL_BATCH = 1000
+"""Images of a batch in evaluation, where they are in memory."""
 
 
 @dataclass(frozen=True)
 class TaskData:
-    """Opened and split, not yet seen by a network."""
+    """Opened and split data sets."""
 
     train: Images
     held_out: Images
     test: Images | None
     missing: str | None
-    """Why there are no test images, where there should be some."""
+    """Why there are no test images, if the data set should have some."""
     shape: tuple[int, int, int]
     """Channels, height and width of an image."""
 
     @property
     def num_classes(self) -> int:
-        """K."""
+        """Number of classes K."""
         return self.train.num_classes
 
     @property
-    def several_labels(self) -> bool:
-        """Whether an image may have several classes."""
+    def multi_label(self) -> bool:
+        """Whether an image may have several labels."""
         return isinstance(self.train, MultiLabelFiles | ShardedImages)
 
 
 @dataclass(frozen=True)
 class Loaders:
-    """Of one training: ``train`` shuffles and augments, ``clean`` has the same images as they are."""
+    """Loaders of a training: ``train`` shuffles and augments, ``clean`` has the same images unchanged."""
 
     train: Any
     clean: Any
@@ -56,7 +56,7 @@ class Loaders:
 
 
 def open_task(task: ImageTask, seed: int) -> TaskData:
-    """All that the task needs, found before the training starts and not after."""
+    """Open and check all data of a task, so that missing data are found before the training."""
     images = open_set(task.data, "train")
     if not isinstance(images, Images):
         raise ValueError(f"{task.data} is a {type(images).__name__}, not images to train on: docs/data.md")
@@ -69,7 +69,7 @@ def open_task(task: ImageTask, seed: int) -> TaskData:
     images, test = _loaded(images, task), None if test is None else _loaded(test, task)
     if isinstance(images, ImageArrays):
         shape = tuple(images.images.shape[1:])
-        short_side(max(shape[1:]), task.resize)  # of files that are predicted later
+        short_side(max(shape[1:]), task.resize)  # checks what files for prediction will need
     else:
         shape = (3, _size(task), _size(task))
     train, held_out = images.split(task.held_out, seed=seed)
@@ -81,22 +81,22 @@ def open_task(task: ImageTask, seed: int) -> TaskData:
             f"{(odd or ['their order'])[0]!r}: give both the same folders"
         )
     link = task.options.get("link", "softmax")
-    if data.several_labels != (link == "sigmoid"):
-        kind, fix = ("several labels", "sigmoid") if data.several_labels else ("one label", "softmax")
-        raise ValueError(f"an image of {task.data} has {kind}: --set options.link={fix}")
+    if data.multi_label != (link == "sigmoid"):
+        kind, fix = ("multi-label", "sigmoid") if data.multi_label else ("single-label", "softmax")
+        raise ValueError(f"{task.data} is {kind}: --set options.link={fix}")
     return data
 
 
 def make_loaders(
     task: ImageTask, data: TaskData, scale: dict[str, Any], *, seed: int, processes: int = 1
 ) -> Loaders:
-    """``scale``: the mean and std that a network wants of pixels, if it wants any."""
+    """Make the loaders; ``scale``: mean and std of the pixels that a pretrained network needs, or empty."""
     if isinstance(data.train, ImageArrays):
         return _in_memory(task, data, scale, seed)
     if task.batch_size % processes:
         raise ValueError(
             f"batch_size={task.batch_size} is for all {processes} processes together and cannot be "
-            f"shared out evenly: choose {task.batch_size - task.batch_size % processes or processes}"
+            f"split evenly: choose {task.batch_size - task.batch_size % processes or processes}"
         )
     size, each = _size(task), task.batch_size // processes
     scale = scale or {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
@@ -104,7 +104,7 @@ def make_loaders(
     train = data.train.loader(size, each, train=True, num_workers=task.workers, seed=seed, **scale)
 
     def clean(images: Images) -> Any:
-        # A few files come from memory, and such a batch is one of all processes.
+        # A few files are loaded into memory, and such a batch is one of all processes.
         return inputs.loader(images, max(each, processes), num_workers=task.workers)
 
     test = None if data.test is None else clean(data.test)
@@ -123,20 +123,18 @@ def _in_memory(task: ImageTask, data: TaskData, scale: dict[str, Any], seed: int
     )
     inputs = _inputs(task, data, train.mean.tolist(), train.std.tolist())
     held_out, test = (
-        None if images is None else inputs.loader(images, EVAL_ROWS) for images in (data.held_out, data.test)
+        None if images is None else inputs.loader(images, EVAL_BATCH) for images in (data.held_out, data.test)
     )
     return Loaders(train, train.clean(), held_out, test, inputs)
 
 
 def _inputs(task: ImageTask, data: TaskData, mean: Any, std: Any) -> Preprocessing:
     names = data.train.class_names
-    return Preprocessing(
-        data.shape[1:], tuple(mean), tuple(std), names, data.several_labels, resize=task.resize
-    )
+    return Preprocessing(data.shape[1:], tuple(mean), tuple(std), names, data.multi_label, resize=task.resize)
 
 
 def _loaded(images: Any, task: ImageTask) -> Any:
-    """Image files in memory, unless they are to be read from disk."""
+    """Load image files into memory, unless they are to be read from disk."""
     if not isinstance(images, ImageFiles):
         if isinstance(images, ImageArrays) and task.size is not None:
             raise ValueError(
@@ -156,15 +154,13 @@ def _loaded(images: Any, task: ImageTask) -> Any:
 
 def _size(task: ImageTask) -> int:
     if task.size is None:
-        raise ValueError(
-            f"the images of {task.data} may have any size: say what to make of them, --set size=64"
-        )
+        raise ValueError(f"the images of {task.data} may have any size: choose one, e.g. --set size=64")
     return task.size
 
 
 def spread(images: Images, most: int) -> Images:
-    """So many of them, from the first to the last: files lie in the order of their classes. All of shards."""
+    """Take ``most`` images at equal distances, because files are in the order of classes; all of shards."""
     if isinstance(images, ShardedImages) or len(images) <= most:
         return images
-    rows = torch.linspace(0, len(images) - 1, most, dtype=torch.float64)  # float32 would name some twice
-    return images.take(rows.round().long())
+    indices = torch.linspace(0, len(images) - 1, most, dtype=torch.float64)  # float32 would repeat some
+    return images.take(indices.round().long())

@@ -1,4 +1,4 @@
-"""From a set of images to a model on disk: build or convert, train, fit the posterior, measure, save."""
+"""Train on images: build or convert a model, train it, fit the posterior, measure and save."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from hetsngp import metrics
+from hetsngp._moved import renamed_arguments
 from hetsngp.conversion.conversion import convert
 from hetsngp.data.preprocessing import Images, Preprocessing
 from hetsngp.evaluation.figures import draw_curves
@@ -24,8 +25,8 @@ from hetsngp.serving.bundle import write_serving
 from hetsngp.serving.decisions import Thresholds, set_thresholds
 from hetsngp.training.config import CheckpointConfig
 from hetsngp.training.engine import Engine
-from hetsngp.training.feeds import share_of
 from hetsngp.training.image_data import make_loaders, open_task, spread
+from hetsngp.training.loaders import shard_loader
 from hetsngp.training.recipes.keys import current_description
 from hetsngp.training.recipes.recipe import Recipe
 from hetsngp.training.recipes.task import ImageTask
@@ -35,35 +36,42 @@ __all__ = ["ImageTask", "Recipe", "finished", "make_model", "measure", "train_im
 
 WIDE_RESNET = re.compile(r"wrn-(\d+)-([1-9]\d*)")
 SUMMARY, MODEL = "summary.json", "model"
-KEYS = {"recipe", "epochs", "seconds", "posterior", "held_out", "test", "no_test", "thresholds"}
-"""Of a summary that is whole."""
-# Held-out probabilities that are looked at for the thresholds of verdicts, rows times classes.
-THRESHOLD_CELLS, THRESHOLD_ROWS, THRESHOLD_BATCH = 50_000_000, 10_000, 250
+SUMMARY_KEYS = {"recipe", "epochs", "seconds", "posterior", "held_out", "test", "no_test", "thresholds"}
+"""Keys of a complete summary."""
+# Limits of the held-out predictions that set thresholds: probabilities, examples, and examples of a batch.
+THRESHOLD_CELLS, THRESHOLD_EXAMPLES, THRESHOLD_BATCH = 50_000_000, 10_000, 250
 
 
+@renamed_arguments(keep="checkpoints")
 def train_images(
-    recipe: Recipe, engine: Engine, keep: CheckpointConfig, *, show: bool | None = None
+    recipe: Recipe, engine: Engine, checkpoints: CheckpointConfig, *, show: bool | None = None
 ) -> dict[str, Any]:
-    """Train; ``model/``, ``curves.png`` and, at last, ``summary.json`` go to ``keep.folder``; returns the
-    summary.
+    """Train, and write ``model/``, ``curves.png`` and, last, ``summary.json``; returns the summary.
 
-    The same call goes on where an earlier one was interrupted, and trains nothing where it has ended. The
-    held-out images stop the training, where the plan has patience, and calibrate; the test images, if there
-    are any, are only measured.
+    The same call resumes an interrupted run, and returns the summary of a finished one. Held-out images are
+    for early stopping and calibration; test images, if there are any, are only measured.
     """
-    described, plan, task = recipe.describe(), recipe.plan, recipe.task
-    before = finished(keep.folder)
+    described, config, task = recipe.describe(), recipe.config, recipe.task
+    before = finished(checkpoints.folder)
     if before is not None and before["recipe"] == described:
         return before
-    keep = replace(keep, about={**keep.about, **_about(described)})
-    data = open_task(task, plan.seed)
-    torch.manual_seed(plan.seed)  # the same weights in every process; also where a network takes no generator
+    checkpoints = replace(checkpoints, about={**checkpoints.about, **_about(described)})
+    data = open_task(task, config.seed)
+    torch.manual_seed(
+        config.seed
+    )  # the same weights in every process; also where a network takes no generator
     model, scale = make_model(task, data.num_classes, data.shape)
-    loaders = make_loaders(task, data, scale, seed=plan.seed, processes=engine.fabric.world_size)
+    loaders = make_loaders(task, data, scale, seed=config.seed, processes=engine.fabric.world_size)
     trained = engine.train(
-        model, loaders.train, plan, held_out=loaders.held_out, keep=keep, show=show, clean=loaders.clean
+        model,
+        loaders.train,
+        config,
+        held_out=loaders.held_out,
+        checkpoints=checkpoints,
+        show=show,
+        clean=loaders.clean,
     )
-    # Those of an interrupted part too, and then what comes after the training.
+    # Seconds of training, interrupted parts included, and of what comes after it.
     spent, begun = sum(float(row["seconds"] or 0) for row in trained.rows), time.perf_counter()
     calibration = loaders.held_out if task.calibrate else None
     report = engine.fit_posterior(trained.model, loaders.clean, calibration)
@@ -80,38 +88,38 @@ def train_images(
         "no_test": data.missing,
     }
     if engine.is_main:
-        (keep.folder / SUMMARY).unlink(missing_ok=True)  # an older one is not of this model
-    engine.save(trained.model, keep.folder / MODEL)
+        (checkpoints.folder / SUMMARY).unlink(missing_ok=True)  # an older one describes another model
+    engine.save(trained.model, checkpoints.folder / MODEL)
     if engine.is_main:
         thresholds = _thresholds(trained.model, data.held_out, loaders.inputs, recipe, engine)
         summary["thresholds"] = thresholds.to_dict()
         write_serving(
-            keep.folder / MODEL, loaders.inputs, thresholds, {"data": task.data, "recipe": recipe.name}
+            checkpoints.folder / MODEL, loaders.inputs, thresholds, {"data": task.data, "recipe": recipe.name}
         )
-        draw_curves(trained.rows, trained.best, keep.folder / "curves.png")
+        draw_curves(trained.rows, trained.best, checkpoints.folder / "curves.png")
         text = json.dumps(summary, indent=2) + "\n"
-        replace_file(keep.folder / SUMMARY, lambda file: file.write_text(text, encoding="utf-8"))
+        replace_file(checkpoints.folder / SUMMARY, lambda file: file.write_text(text, encoding="utf-8"))
     engine.fabric.barrier()
     return summary
 
 
 def finished(folder: Path) -> dict[str, Any] | None:
-    """The summary of a run that has come to its end; None: it has not, or is damaged."""
+    """Summary of a finished run; None: it is not finished, or damaged."""
     try:
         summary = json.loads((Path(folder) / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    complete = isinstance(summary, dict) and summary.keys() >= KEYS
+    complete = isinstance(summary, dict) and summary.keys() >= SUMMARY_KEYS
     if not complete or not (Path(folder) / MODEL / "config.json").is_file():
         return None
     return {**summary, "recipe": current_description(summary["recipe"])}
 
 
 def _about(described: dict[str, Any]) -> dict[str, Any]:
-    """What a run is of, so that another is not gone on with; how a model is calibrated may change."""
+    """Description by which a run is recognised when it is resumed; calibration may change."""
     task = {name: value for name, value in described["task"].items() if name != "calibrate"}
     if task["from_disk"]:
-        del task["resize"]  # of what is held out and tested; in memory the training images are cut by it too
+        del task["resize"]  # used for evaluation only; in memory it also cuts the training images
     options = task.pop("options")
     return {**task, **{f"options.{name}": value for name, value in options.items()}}
 
@@ -119,9 +127,9 @@ def _about(described: dict[str, Any]) -> dict[str, Any]:
 def make_model(
     task: ImageTask, num_classes: int, shape: tuple[int, int, int]
 ) -> tuple[Classifier, dict[str, Any]]:
-    """The model for images of ``shape`` (C, H, W), and the mean and std its network wants, if it wants any.
+    """Make the model for images of ``shape`` (C, H, W); also returns mean and std if its network has them.
 
-    Initial values come from torch's global random numbers.
+    Initial values come from torch's global generator.
     """
     options = dict(task.options)
     wide = WIDE_RESNET.fullmatch(task.network)
@@ -151,7 +159,7 @@ def _from_timm(task: ImageTask, num_classes: int, shape: tuple[int, int, int]) -
     config = timm.get_pretrained_cfg(task.network)
     given: dict[str, Any] = {}
     if config is not None and config.fixed_input_size and tuple(config.input_size[1:]) != shape[1:]:
-        given["img_size"] = shape[1:]  # of transformers, whose positions are counted
+        given["img_size"] = shape[1:]  # transformers have one embedding for each position
     network: nn.Module = timm.create_model(
         task.network, pretrained=task.pretrained, in_chans=shape[0], num_classes=num_classes, **given
     )
@@ -161,8 +169,8 @@ def _from_timm(task: ImageTask, num_classes: int, shape: tuple[int, int, int]) -
 def _thresholds(
     model: Classifier, held_out: Images, inputs: Preprocessing, recipe: Recipe, engine: Engine
 ) -> Thresholds:
-    """By the held-out images, or as many of them as can be looked at together."""
-    most = max(1, min(THRESHOLD_ROWS, THRESHOLD_CELLS // model.num_classes))
+    """Set the thresholds of verdicts on held-out images, or as many as fit in memory."""
+    most = max(1, min(THRESHOLD_EXAMPLES, THRESHOLD_CELLS // model.num_classes))
     loader = inputs.loader(spread(held_out, most), THRESHOLD_BATCH, num_workers=recipe.task.workers)
     found, labels = [], []
     for x, y in loader:
@@ -172,7 +180,7 @@ def _thresholds(
             break
     rules = recipe.verdicts
     return set_thresholds(
-        Prediction.cat(found), torch.cat(labels), right=rules.correct, unfamiliar=rules.unfamiliar
+        Prediction.cat(found), torch.cat(labels), correct=rules.correct, unfamiliar=rules.unfamiliar
     )
 
 
@@ -180,7 +188,7 @@ def _thresholds(
 def measure(model: Classifier, loader: Any, engine: Engine) -> dict[str, float]:
     """Accuracy (precision@1 of several labels), NLL and ECE with the posterior; each process has its part."""
     parts = []
-    for x, y in share_of(loader, engine.fabric):
+    for x, y in shard_loader(loader, engine.fabric):
         probs = model.predict_probs(to_device(x, engine.device))
         y = to_device(y, engine.device)
         several = y.dim() == 2

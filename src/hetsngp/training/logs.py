@@ -1,4 +1,4 @@
-"""What a run tells while it runs: a bar, a CSV file, TensorBoard."""
+"""Logs of a run: a progress bar, metrics.csv, TensorBoard."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hetsngp.fitting.loop import EpochResult
 from hetsngp.fitting.progress import Progress
 from hetsngp.training.config import CheckpointConfig
 
-COLUMNS = ("epoch", "updates", "loss", "held_out", "rate", "seconds", "examples_per_second")
+COLUMNS = ("epoch", "updates", "loss", "held_out", "lr", "seconds", "examples_per_second")
 
 Row = dict[str, float | int | None]
 
@@ -22,20 +22,20 @@ CLOSING_SECONDS = 5.0
 
 
 class Logs:
-    """Of the main process; the others say nothing. ``show``: whether to draw a bar, or print lines."""
+    """Logs of the main process; the others write none. ``show``: whether to draw a bar, or print lines."""
 
     def __init__(
-        self, keep: CheckpointConfig | None, epochs: int, *, show: bool, main: bool, updates: int = 0
+        self, checkpoints: CheckpointConfig | None, epochs: int, *, show: bool, main: bool, updates: int = 0
     ) -> None:
-        self.folder = keep.folder if keep is not None and main else None
+        self.folder = checkpoints.folder if checkpoints is not None and main else None
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
         self.progress = Progress(epochs, 0, show and main)
-        self.keep, self.updates = keep if main else None, updates
+        self.checkpoints, self.updates = checkpoints if main else None, updates
         self.writer: Any = None
 
     def __enter__(self) -> Logs:
-        self.writer = None if self.keep is None else _writer(self.keep, self.updates)
+        self.writer = None if self.checkpoints is None else _writer(self.checkpoints, self.updates)
         self.progress.__enter__()
         return self
 
@@ -46,13 +46,13 @@ class Logs:
         if self.writer is not None:
             _close(self.writer, wait=None if error is None else CLOSING_SECONDS)
 
-    def within(self, epoch: int, share: float, updates: int, loss: float, rate: float) -> None:
-        """Every so many updates."""
+    def within(self, epoch: int, share: float, updates: int, loss: float, lr: float) -> None:
+        """Log the loss so far, every so many updates."""
         self.progress.within(epoch, share, loss)
-        self._scalars(updates, {"within epoch/loss": loss, "within epoch/rate": rate})
+        self._scalars(updates, {"within epoch/loss": loss, "within epoch/lr": lr})
 
     def epoch(self, result: EpochResult, rows: list[Row]) -> None:
-        """After each epoch; ``rows``: those of all epochs so far, so that a resumed run has them too."""
+        """Log an epoch; ``rows``: those of all epochs so far, which a resumed run writes again."""
         self.progress(result)
         last = rows[-1]
         values = {f"epoch/{name}": last[name] for name in COLUMNS[2:] if last[name] is not None}
@@ -67,8 +67,8 @@ class Logs:
 
 
 def _close(writer: Any, wait: float | None) -> None:
-    """An interrupt in the middle of TensorBoard's queue leaves it locked, and its close would never return:
-    after an error it gets ``wait`` seconds, in a thread that ends with the process.
+    """Close the writer; after an error within ``wait`` seconds, in a thread that ends with the process: an
+    interrupt may leave TensorBoard's queue locked, and close would never return.
     """
     if wait is None:
         writer.close()
@@ -79,7 +79,7 @@ def _close(writer: Any, wait: float | None) -> None:
 
 
 def write_csv(file: Path, rows: list[Row]) -> None:
-    """All rows, in place of what the file held."""
+    """Write all rows, replacing the file."""
 
     def write(temporary: Path) -> None:
         with open(temporary, "w", encoding="utf-8", newline="") as handle:
@@ -90,13 +90,13 @@ def write_csv(file: Path, rows: list[Row]) -> None:
     replace_file(file, write)
 
 
-def _writer(keep: CheckpointConfig, updates: int) -> Any:
-    """TensorBoard's; what it was told after ``updates``, by a run that was killed later, is purged."""
+def _writer(checkpoints: CheckpointConfig, updates: int) -> Any:
+    """Writer of TensorBoard; what a run that was killed had logged after ``updates`` is purged."""
     installed = importlib.util.find_spec("tensorboard") is not None
-    if keep.tensorboard and not installed:
+    if checkpoints.tensorboard and not installed:
         raise ImportError("TensorBoard is not installed: pip install 'hetsngp[train]', or tensorboard=False")
-    if keep.tensorboard is False or not installed:
+    if checkpoints.tensorboard is False or not installed:
         return None
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(str(keep.folder / "tensorboard"), purge_step=updates + 1)
+    return SummaryWriter(str(checkpoints.folder / "tensorboard"), purge_step=updates + 1)

@@ -1,4 +1,4 @@
-"""One training, from its beginning or its last checkpoint, to its end."""
+"""One training run, from its beginning or its last checkpoint to its end."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from hetsngp.fitting.early_stopping import Best, watch
 from hetsngp.fitting.loop import CHECK_EVERY, EpochResult, TrainState, checked_loss, nll_sums, run_epoch
 from hetsngp.models.classifier import Classifier
 from hetsngp.models.loaders import num_batches
+from hetsngp.training.checkpointing.checkpoint import CHECKPOINT, Checkpointer, best_folder, check_finite
 from hetsngp.training.checkpointing.randomness import set_rng_state
-from hetsngp.training.checkpointing.saving import CHECKPOINT, Saving, best_folder, check_finite
-from hetsngp.training.checkpointing.states import load_model, whole
+from hetsngp.training.checkpointing.state_dicts import full_tensors, load_model
 from hetsngp.training.checkpointing.storage import has_state, remove_states, write_state
 from hetsngp.training.config import CheckpointConfig, TrainConfig
-from hetsngp.training.feeds import Feed
 from hetsngp.training.gradients import FabricGradients
+from hetsngp.training.loaders import ResumableLoader
 from hetsngp.training.logs import Logs, Row
 
 
 def samples_beta(model: Classifier) -> bool:
-    """Whether the loss is to count the posterior of β: where the option is set, and there is one."""
+    """Whether the loss integrates over the posterior of β: the option is set, and there is a posterior."""
     return bool(getattr(model.head, "sample_beta", False)) and model.head.has_posterior
 
 
-class Refit:
-    """The posterior at the weights as they are, by ``fit``, which passes over the data; all else stays.
+class PosteriorRefit:
+    """Fits the posterior between epochs by ``fit``, a pass over the data; temperatures and calibration stay.
 
-    Within an epoch the weights move on and the covariance does not: it is a pass over the data behind.
+    Within an epoch the weights change and the covariance does not.
     """
 
     def __init__(self, model: Classifier, fit: Callable[[], object]) -> None:
@@ -40,7 +40,7 @@ class Refit:
 
     @torch.no_grad()
     def __call__(self) -> None:
-        """A call of all processes."""
+        """Fit the posterior at the present weights; a collective call."""
         calibration, temperatures = self.model.calibration, self.model.head.temperatures
         before = [temperature.clone() for temperature in temperatures]
         with torch.compiler.set_stance("force_eager"):  # a last batch has a shape of its own
@@ -49,154 +49,161 @@ class Refit:
         for temperature, value in zip(temperatures, before, strict=True):
             temperature.copy_(value)
 
-    def forget(self) -> None:
-        """Of a trained model it is out of date, and with averaged weights no covariance at all."""
+    def reset(self) -> None:
+        """Remove the posterior: it is that of earlier weights, and an averaged one is no covariance."""
         posterior = self.model.head.posterior
         assert posterior is not None
         fresh = type(posterior)(posterior.num_classes, posterior.num_features, posterior.link)
         posterior.load_state_dict(fresh.to(posterior.scale.dtype).state_dict())
-        self.model.mark_fitted()  # nothing is left that could be stale
+        self.model.mark_fitted()  # no stale posterior is left
 
 
 @dataclass(frozen=True)
-class Data:
-    """Batches to train on, and what is held out: this process's part of it, or all."""
+class RunData:
+    """Training batches and held-out data of this process."""
 
-    feed: Feed
+    loader: ResumableLoader
     held_out: Iterable[Any] | None
-    held_out_in_parts: bool
+    held_out_is_sharded: bool
+    """Whether ``held_out`` is the part of this process, or all of it."""
     about: dict[str, Any]
-    """How much there is to train on: a run that goes on must have the same."""
-    refit: Refit | None = None
-    """Between epochs, where the loss counts the posterior."""
+    """Size of the training data: a resumed run must have the same."""
+    refit: PosteriorRefit | None = None
+    """Called between epochs where the loss integrates over the posterior."""
 
 
-class _Best(Best):
-    """The weights of an epoch, or their average."""
+class _BestWeights(Best):
+    """Weights of the best epoch, or their moving average."""
 
     def __init__(self, gradients: FabricGradients) -> None:
         super().__init__([gradients.model])
         self.gradients = gradients
 
     def keep(self, epoch: int) -> None:
-        if not self.gradients.plan.best:
-            self.epoch = epoch  # patience counts from it
+        if not self.gradients.config.best:
+            self.epoch = epoch  # early stopping counts from it
             return
-        average = self.gradients.average
-        if average is None:
+        ema = self.gradients.ema
+        if ema is None:
             super().keep(epoch)
         else:
-            self.epoch, self.states = epoch, [{name: t.clone() for name, t in average.state.items()}]
+            self.epoch, self.states = epoch, [{name: t.clone() for name, t in ema.state.items()}]
 
     def restore(self) -> None:
         if self.states is not None:
-            load_model(self.models[0], whole(self.states[0]))
+            load_model(self.models[0], full_tensors(self.states[0]))
 
 
 class TrainingRun:
-    """The epochs of a plan: where they are, what they found, and the folder that remembers both."""
+    """The epochs of a training: state, results, and the folder of checkpoints and logs."""
 
     def __init__(
         self,
         fabric: Any,
         gradients: FabricGradients,
-        data: Data,
-        plan: TrainConfig,
-        keep: CheckpointConfig | None,
+        data: RunData,
+        config: TrainConfig,
+        checkpoints: CheckpointConfig | None,
         show: bool,
     ) -> None:
-        self.fabric, self.gradients, self.data, self.plan, self.keep = fabric, gradients, data, plan, keep
+        self.fabric, self.gradients, self.data = fabric, gradients, data
+        self.config, self.checkpoints = config, checkpoints
         self.model = gradients.model
-        self.place, self.rate = TrainState(), 0.0
+        self.state, self.lr = TrainState(), 0.0
         self.history: list[EpochResult] = []
         self.rows: list[Row] = []
-        self.best = _Best(gradients)
+        self.best = _BestWeights(gradients)
         self.finished = False
         self.resumed = 0
-        """Updates that had been made before."""
-        # Of the checkpoint: random numbers at the beginning of its epoch, and at its own time.
-        self.begun_with: dict[str, Any] | None = None
-        self.then: dict[str, Any] = {}
-        self.saving = Saving(self)
-        if keep is not None:
-            self.saving.resume(keep)
+        """Number of updates that earlier calls had made."""
+        # Random states of the checkpoint that is resumed: when its epoch began, and when it was written.
+        self.rng_at_epoch_start: dict[str, Any] | None = None
+        self.rng_at_checkpoint: dict[str, Any] = {}
+        self.checkpointer = Checkpointer(self)
+        if checkpoints is not None:
+            self.checkpointer.resume(checkpoints)
         self._saved, self._best_on_disk = time.monotonic(), self.best.epoch
         self.logs = Logs(
-            keep, plan.schedule.last, show=show, main=fabric.is_global_zero, updates=self.place.updates
+            checkpoints,
+            config.schedule.last,
+            show=show,
+            main=fabric.is_global_zero,
+            updates=self.state.updates,
         )
 
     def go(self) -> None:
-        """To the end, if it has not come."""
+        """Train the remaining epochs."""
         if self.finished:
             self.model.eval()
             return
-        schedule, patience = self.plan.schedule, self.plan.patience
+        schedule, patience = self.config.schedule, self.config.patience
         try:
             with self.logs:
                 results = self._epochs()
                 self.history = watch(self.best, results, schedule, patience, self._tell, history=self.history)
-            if self.gradients.average is not None and self.best.states is None:
-                self.gradients.average.apply()
-            self._forget_posterior()
+            if self.gradients.ema is not None and self.best.states is None:
+                self.gradients.ema.apply()
+            self._reset_posterior()
             self.finished = True
             self._save()
         except FloatingPointError as error:
-            raise FloatingPointError(f"{error}{self._way_back()}") from None
+            raise FloatingPointError(f"{error}{self._resume_hint()}") from None
         finally:
-            self._forget_posterior()
+            self._reset_posterior()
 
-    def _forget_posterior(self) -> None:
+    def _reset_posterior(self) -> None:
         if self.data.refit is not None:
-            self.data.refit.forget()
+            self.data.refit.reset()
 
-    def _way_back(self) -> str:
-        if self.keep is None or not has_state(self.keep.folder / CHECKPOINT):
+    def _resume_hint(self) -> str:
+        if self.checkpoints is None or not has_state(self.checkpoints.folder / CHECKPOINT):
             return "; no checkpoint was made before"
         return (
-            f"; the last good checkpoint is in {self.keep.folder / CHECKPOINT}: train with a lower rate "
-            "and Keep(..., changed=True), or --changed, to go on from there"
+            f"; the last good checkpoint is in {self.checkpoints.folder / CHECKPOINT}: train with a lower lr "
+            "and CheckpointConfig(..., changed=True), or --changed, to go on from there"
         )
 
     # --- epochs -----------------------------------------------------------------------------------------
 
     def _epochs(self) -> Iterator[tuple[float, float | None]]:
-        """(loss, held-out NLL) of each epoch; when the next one is asked for, the last is over and done."""
-        place = self.place
+        """Yield (loss, held-out NLL) of each epoch; asking for the next one may write a checkpoint."""
+        state = self.state
         self.model.train()
-        while place.epoch <= self.plan.schedule.last:
-            batches = self.data.feed.begin(place.epoch, place.batches, self.begun_with)
-            if self.begun_with is not None and place.batches:  # otherwise they are drawn as ever
-                set_rng_state(self.then, self.fabric.device)
-            self.begun_with = None
+        while state.epoch <= self.config.schedule.last:
+            batches = self.data.loader.begin(state.epoch, state.batches, self.rng_at_epoch_start)
+            # At the beginning of an epoch the random numbers go on from there by themselves.
+            if self.rng_at_epoch_start is not None and state.batches:
+                set_rng_state(self.rng_at_checkpoint, self.fabric.device)
+            self.rng_at_epoch_start = None
             length = num_batches(batches)
-            begun, before = time.perf_counter(), place.seen
+            begun, before = time.perf_counter(), state.seen
             loss = run_epoch(
                 self.gradients,
                 batches,
-                self.plan.schedule,
-                place,
-                accumulate=self.plan.accumulate,
+                self.config.schedule,
+                state,
+                accumulate=self.config.accumulate,
                 on_update=partial(self._after_update, length),
             )
-            self.gradients.level()
-            seconds, seen = time.perf_counter() - begun, place.seen - before
-            row: Row = {"epoch": place.epoch, "updates": place.updates, "loss": loss}
-            row |= {"held_out": self._held_out(), "rate": self.rate}
-            seconds += self._refit()
+            self.gradients.average_statistics()
+            seconds, seen = time.perf_counter() - begun, state.seen - before
+            row: Row = {"epoch": state.epoch, "updates": state.updates, "loss": loss}
+            row |= {"held_out": self._held_out(), "lr": self.lr}
+            seconds += self._refit_posterior()
             row["seconds"] = seconds
             self.rows.append({**row, "examples_per_second": self.fabric.world_size * seen / seconds})
-            place.turn()
+            state.turn()
             yield row["loss"], row["held_out"]  # type: ignore[misc]
             self._save_in_time()
 
-    def _refit(self) -> float:
-        """The posterior that the next epoch is trained under, if it is; seconds that this took.
+    def _refit_posterior(self) -> float:
+        """Fit the posterior that the next epoch is trained under, if there is one; returns its seconds.
 
-        Here and not when that epoch begins: a checkpoint between the two has it, and a run that goes on from
-        there is where it was. After the average was held against data: it has no such tensors yet.
+        Called at the end of an epoch, so that a checkpoint between two epochs has it, and after the moving
+        average was evaluated, which has no such tensors yet.
         """
         begun = time.perf_counter()
-        if self.data.refit is not None and self.place.epoch < self.plan.schedule.last:
+        if self.data.refit is not None and self.state.epoch < self.config.schedule.last:
             self.data.refit()
         return time.perf_counter() - begun
 
@@ -204,55 +211,58 @@ class TrainingRun:
         self.history.append(result)
         self.logs.epoch(result, self.rows)
 
-    def _after_update(self, length: int | None, rate: float) -> None:
-        place, self.rate = self.place, rate
-        check = place.updates % CHECK_EVERY == 0
+    def _after_update(self, length: int | None, lr: float) -> None:
+        state, self.lr = self.state, lr
+        check = state.updates % CHECK_EVERY == 0
         if check:
-            loss = checked_loss(self.gradients, place, rate)
-            share = place.batches / length if length else 0.0
-            self.logs.within(place.epoch, share, place.updates, loss, rate)
-        # At the end of an epoch its held-out data come first.
-        if (check or (self.keep is not None and self.keep.seconds == 0)) and place.batches != length:
+            loss = checked_loss(self.gradients, state, lr)
+            share = state.batches / length if length else 0.0
+            self.logs.within(state.epoch, share, state.updates, loss, lr)
+        # At the end of an epoch a checkpoint waits for the evaluation on held-out data.
+        if (
+            check or (self.checkpoints is not None and self.checkpoints.seconds == 0)
+        ) and state.batches != length:
             self._save_in_time()
 
     def _held_out(self) -> float | None:
-        """NLL of the weights as they will be used: of their average where there is one."""
+        """Held-out NLL of the moving average where there is one, else of the weights."""
         if self.data.held_out is None:
             return None
-        if self.gradients.average is None:
+        if self.gradients.ema is None:
             return self._held_out_nll(self.data.held_out)
-        with self.gradients.average.applied():
+        with self.gradients.ema.applied():
             return self._held_out_nll(self.data.held_out)
 
     def _held_out_nll(self, held_out: Iterable[Any]) -> float:
-        # ddp would exchange buffers at each call, and parts may differ by a batch; fsdp must be called.
-        in_parts = self.data.held_out_in_parts
-        log_probs_of = self.model if in_parts else self.gradients.module
-        # The last batch has a shape of its own, not worth compiling for.
+        # ddp would exchange buffers at each call, and processes may differ by a batch; under fsdp the wrapper
+        # must be called.
+        is_sharded = self.data.held_out_is_sharded
+        log_probs_of = self.model if is_sharded else self.gradients.module
+        # The last batch has another shape, not worth compiling for.
         with self.fabric.autocast(), torch.compiler.set_stance("force_eager"):
             total, weight = nll_sums(self.model, held_out, log_probs_of)
-        if in_parts and self.fabric.world_size > 1:
+        if is_sharded and self.fabric.world_size > 1:
             sums = torch.tensor([total, weight], dtype=torch.float64, device=self.fabric.device)
             total, weight = self.fabric.all_reduce(sums, reduce_op="sum").tolist()
         return total / weight
 
-    # --- the folder -------------------------------------------------------------------------------------
+    # --- checkpoints ------------------------------------------------------------------------------------
 
     def _save_in_time(self) -> None:
-        if self.keep is None:
+        if self.checkpoints is None:
             return
-        due = time.monotonic() - self._saved >= self.keep.seconds
+        due = time.monotonic() - self._saved >= self.checkpoints.seconds
         if self.fabric.broadcast(due) if self.fabric.world_size > 1 else due:
             self._save()
 
     def _save(self) -> None:
-        if self.keep is None:
+        if self.checkpoints is None:
             return
-        checked_loss(self.gradients, self.place, self.rate)
-        check_finite(self.model, self.place, self.rate)
-        state, best = self.saving.state(), None if self.finished else whole(self.best.states)
+        checked_loss(self.gradients, self.state, self.lr)
+        check_finite(self.model, self.state, self.lr)
+        state, best = self.checkpointer.state(), None if self.finished else full_tensors(self.best.states)
         if self.fabric.is_global_zero:
-            folder = self.keep.folder
+            folder = self.checkpoints.folder
             of_best = folder / best_folder(self.best.epoch)
             if best is not None and self.best.epoch != self._best_on_disk:
                 write_state(of_best, {"model": best[0]})

@@ -255,15 +255,15 @@ def test_the_book_and_the_data_sets_are_listed() -> None:
     ("arguments", "message"),
     [
         (["--methods", "hetsnpg"], "did you mean 'hetsngp'?"),
-        (["--methods", ","], "name at least one"),
+        (["--methods", ","], "give at least one"),
         (["--tasks", "three_moons"], "did you mean 'two_moons'?"),
         (["--seeds", "0"], "--seeds"),
         (["--jobs", "0"], "--jobs"),
         (["--epochs", "0"], "--epochs"),
         (["--label-noise", "0.5"], "below 0.5"),
-        (["--label-noise", "0.2", "--tasks", "noisy_circles"], "noise of its own"),
+        (["--label-noise", "0.2", "--tasks", "noisy_circles"], "has fixed noise"),
         (["--out", __file__], "--out"),
-        (["--out", f"{__file__}/deeper"], "cannot make the folder"),
+        (["--out", f"{__file__}/deeper"], "cannot create the folder"),
     ],
 )
 def test_bad_input_is_named_and_exits_with_2(arguments: list[str], message: str) -> None:
@@ -391,7 +391,7 @@ def test_train_makes_a_model_and_goes_on(pictures: Path, tmp_path: Path) -> None
     assert summary["changes"] == settings
     assert f"test: accuracy {summary['test']['accuracy']:.4f}" in result.output
     assert "no image is called confident: this needs 20 held-out images" in result.output  # of ten
-    assert "no image is called unfamiliar: that takes 19" in result.output
+    assert "no image is called unfamiliar: this needs 19" in result.output
     load = f"in Python hetsngp.load('{out}/model')"
     assert f"next: hetsngp evaluate {out}, or hetsngp predict {out} FILE…; {load}" in result.output
     model = hetsngp.load(out / "model")

@@ -18,12 +18,12 @@ from torch import nn
 
 from hetsngp.data.datasets.synsets import wnids
 from hetsngp.data.shards.index import INDEX
-from hetsngp.data.shards.streams import ShardedImages, ShardLoader, part_of, shuffled
+from hetsngp.data.shards.streams import ShardedImages, ShardLoader, hold_out_shards, shuffled
 from hetsngp.data.shards.tar_samples import Labeller, count_samples, read_samples
 from hetsngp.models.classifier import Classifier
 from hetsngp.models.methods import build
 from hetsngp.nn.initialization import seeded_linear
-from hetsngp.training.feeds import Feed, share_of
+from hetsngp.training.loaders import ResumableLoader, shard_loader
 
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("torchvision")
@@ -132,15 +132,15 @@ def test_the_share_is_as_near_as_whole_shards_allow(seed: int) -> None:
     sums = sums[(sums > 0) & (sums < counts.sum())]
     for share in (0.01, 0.1, 0.25, 0.5, 0.9, 0.999):
         best = abs(sums - share * counts.sum()).min()
-        found = abs(counts[part_of(counts, share, seed)].sum() - share * counts.sum())
+        found = abs(counts[hold_out_shards(counts, share, seed)].sum() - share * counts.sum())
         assert found == pytest.approx(best, abs=1)
 
 
 def test_of_equal_shards_any_is_held_out() -> None:
-    drawn = [part_of([100] * 10, 0.2, seed).astype(int) for seed in range(300)]
+    drawn = [hold_out_shards([100] * 10, 0.2, seed).astype(int) for seed in range(300)]
     assert {int(chosen.sum()) for chosen in drawn} == {2}
     assert abs(sum(drawn) - 60).max() < 4 * (300 * 0.2 * 0.8) ** 0.5
-    assert np.array_equal(part_of([100] * 10, 200, 5), part_of([100] * 10, 0.2, 5))
+    assert np.array_equal(hold_out_shards([100] * 10, 200, 5), hold_out_shards([100] * 10, 0.2, 5))
 
 
 def test_what_cannot_be_split_is_refused(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_what_cannot_be_split_is_refused(tmp_path: Path) -> None:
             make_shards(tmp_path / str(sizes), sizes).split(0.5)
     for held_out in (0, 10, 1.0, 0.0, True):
         with pytest.raises(ValueError, match=r"number of images from 1 to 9 or a fraction"):
-            part_of([5, 5], held_out)
+            hold_out_shards([5, 5], held_out)
 
 
 def test_the_first_shards(tmp_path: Path) -> None:
@@ -689,7 +689,10 @@ def fabric(rank: int, world: int) -> Any:
 def test_processes_train_on_their_parts_of_one_loader(world: int, tmp_path: Path) -> None:
     data = make_shards(tmp_path, UNEQUAL)
     options: dict[str, Any] = {"train": True, "num_workers": 0, "seed": 3, "buffer": 5}
-    feeds = [Feed(data.loader(8, 4, **options), multi_label(), fabric(rank, world)) for rank in range(world)]
+    feeds = [
+        ResumableLoader(data.loader(8, 4, **options), multi_label(), fabric(rank, world))
+        for rank in range(world)
+    ]
     for epoch in (2, 1):
         found = []
         for rank, feed in enumerate(feeds):
@@ -708,11 +711,11 @@ def test_shares_hold_every_image_once(world: int, tmp_path: Path) -> None:
     data = make_shards(tmp_path, UNEQUAL)
     loader, found = data.loader(8, 4, num_workers=0), []
     for rank in range(world):
-        share = share_of(loader, fabric(rank, world))
+        share = shard_loader(loader, fabric(rank, world))
         assert len(share.dataset) == 31
         found += numbers(share)
         own = data.loader(8, 4, num_workers=0, rank=rank, world_size=world)
-        assert share_of(own, fabric(rank, world)) is own
+        assert shard_loader(own, fabric(rank, world)) is own
     assert found == list(range(31))
 
 
@@ -736,17 +739,17 @@ def test_parts_of_other_processes_are_refused(tmp_path: Path) -> None:
         for here in (fabric(0, 2), fabric(0, 1)):
             message = rf"for rank {part['rank']} of .*not for rank 0 of {here.world_size}.*leave out rank"
             with pytest.raises(ValueError, match=message):
-                Feed(loader, multi_label(), here)
+                ResumableLoader(loader, multi_label(), here)
             with pytest.raises(ValueError, match=message):
-                share_of(loader, here)
+                shard_loader(loader, here)
 
 
 def test_several_processes_do_not_train_in_parts_of_different_sizes(tmp_path: Path) -> None:
     loader = make_shards(tmp_path, (9,)).loader(8, 4, num_workers=0)
     assert [len(loader.shard(rank, 2)) for rank in (0, 1)] == [1, 2]  # the second would wait for the first
     with pytest.raises(ValueError, match=r"2 processes cannot train .*train=True"):
-        Feed(loader, multi_label(), fabric(0, 2))
-    assert len(Feed(loader, multi_label(), fabric(0, 1)).begin(1)) == 3
+        ResumableLoader(loader, multi_label(), fabric(0, 2))
+    assert len(ResumableLoader(loader, multi_label(), fabric(0, 1)).begin(1)) == 3
 
 
 class Died(BaseException):
@@ -765,9 +768,9 @@ def test_a_run_goes_on_in_the_order_of_its_epoch(
 
     def go(name: str) -> Trained:
         loader = data.loader(8, 3, train=True, num_workers=0, buffer=4)
-        keep = CheckpointConfig(tmp_path / name, seconds=0, tensorboard=False)
+        checkpoints = CheckpointConfig(tmp_path / name, seconds=0, tensorboard=False)
         return Engine(Hardware(accelerator="cpu")).train(
-            multi_label(), loader, TrainConfig(Schedule(3, 0.05)), keep=keep, show=False
+            multi_label(), loader, TrainConfig(Schedule(3, 0.05)), checkpoints=checkpoints, show=False
         )
 
     alone, real, writes = go("alone"), run.write_state, []

@@ -223,19 +223,26 @@ def engine() -> Engine:
 
 
 def train(
-    engine: Engine, keep: Any, plan: TrainConfig = PLAN, loader: Any = None, model: Any = None, **options: Any
+    engine: Engine,
+    checkpoints: Any,
+    plan: TrainConfig = PLAN,
+    loader: Any = None,
+    model: Any = None,
+    **options: Any,
 ) -> Trained:
     model = toy.build("sngp") if model is None else model
-    return engine.train(model, Loader() if loader is None else loader, plan, keep=keep, **options)
+    return engine.train(
+        model, Loader() if loader is None else loader, plan, checkpoints=checkpoints, **options
+    )
 
 
 def begun(engine: Engine, folder: Path, plan: TrainConfig = PLAN, **options: Any) -> CheckpointConfig:
     """A run that died in its second epoch, after 6 updates."""
-    keep = CheckpointConfig(folder, seconds=0, tensorboard=False)
+    checkpoints = CheckpointConfig(folder, seconds=0, tensorboard=False)
     with pytest.raises(Died):
-        train(engine, keep, plan, Loader(dies=7), **options)
+        train(engine, checkpoints, plan, Loader(dies=7), **options)
     assert read_state(folder / "checkpoint")["place"]["updates"] == 6
-    return keep
+    return checkpoints
 
 
 def same_weights(a: Any, b: Any) -> bool:
@@ -270,31 +277,31 @@ def test_a_finished_run_has_the_weights_of_its_best_epoch(engine: Engine, tmp_pa
 
 
 def test_another_plan_is_refused_and_what_changed_is_said(engine: Engine, tmp_path: Path) -> None:
-    keep = begun(engine, tmp_path)
+    checkpoints = begun(engine, tmp_path)
     before = (tmp_path / "checkpoint" / "config.json").read_bytes()
     other = TrainConfig(Schedule(5, 0.05, decay="step", milestones=(2, 3)), clip=1.0)
-    with pytest.raises(ValueError, match="holds a run by another plan") as caught:
-        train(engine, keep, other)
+    with pytest.raises(ValueError, match="holds a run with another configuration") as caught:
+        train(engine, checkpoints, other)
     text = str(caught.value)
     for change in ("clip None, now 1.0", "decay 'cosine', now 'step'", "epochs 3, now 5", "changed=True"):
         assert change in text
     assert "milestones [], now [2, 3]" in text
     assert "lr" not in text
     assert (tmp_path / "checkpoint" / "config.json").read_bytes() == before
-    assert train(engine, replace(keep, changed=True), other).resumed == 6
+    assert train(engine, replace(checkpoints, changed=True), other).resumed == 6
     # The folder is one of the new plan now.
-    assert train(engine, keep, other).resumed == 20
+    assert train(engine, checkpoints, other).resumed == 20
 
 
 @pytest.mark.parametrize(("old", "new"), [("adamw", "adamw"), ("adamw", "sgd"), ("sgd", "adamw")])
 def test_a_changed_plan_is_followed(old: str, new: str, engine: Engine, tmp_path: Path) -> None:
     """Its rates, not those that the checkpoint's optimiser remembers; whatever its optimiser was."""
-    keep = begun(engine, tmp_path, TrainConfig(Schedule(3, 0.05, optimizer=old)))
+    checkpoints = begun(engine, tmp_path, TrainConfig(Schedule(3, 0.05, optimizer=old)))
     then = read_state(tmp_path / "checkpoint")["model"]
     plan = TrainConfig(Schedule(3, 1e-9, weight_decay=0.0, optimizer=new))
-    trained = train(engine, replace(keep, changed=True), plan)
+    trained = train(engine, replace(checkpoints, changed=True), plan)
     saved = read_state(tmp_path / "checkpoint")
-    assert [row["rate"] for row in trained.rows] == pytest.approx([0.05, 7.5e-10, 2.5e-10])
+    assert [row["lr"] for row in trained.rows] == pytest.approx([0.05, 7.5e-10, 2.5e-10])
     assert {group["weight_decay"] for group in saved["optimizer"]["param_groups"]} == {0.0}
     for name, parameter in trained.model.named_parameters():  # with such a rate nothing moves
         torch.testing.assert_close(parameter.detach(), then[name], rtol=0, atol=1e-6, msg=name)
@@ -302,44 +309,44 @@ def test_a_changed_plan_is_followed(old: str, new: str, engine: Engine, tmp_path
 
 @pytest.mark.parametrize("change", [{"ema_decay": 0.9}, {"accumulate": 2}, {"seed": 3}, {"clip": 1e-3}])
 def test_any_change_goes_on(change: dict[str, Any], engine: Engine, tmp_path: Path) -> None:
-    keep = begun(engine, tmp_path)
-    with pytest.raises(ValueError, match=f"another plan .{next(iter(change))} "):
-        train(engine, keep, replace(PLAN, **change))
-    trained = train(engine, replace(keep, changed=True), replace(PLAN, **change))
+    checkpoints = begun(engine, tmp_path)
+    with pytest.raises(ValueError, match=f"another configuration .{next(iter(change))} "):
+        train(engine, checkpoints, replace(PLAN, **change))
+    trained = train(engine, replace(checkpoints, changed=True), replace(PLAN, **change))
     assert trained.resumed == 6
     assert len(trained.history) == 3
 
 
 def test_another_model_is_refused(engine: Engine, tmp_path: Path) -> None:
-    keep = begun(engine, tmp_path)
+    checkpoints = begun(engine, tmp_path)
     with pytest.raises(ValueError, match=r"of another model \(head\.noise.* …\): resume with the model"):
-        train(engine, keep, model=toy.build("hetsngp"))
+        train(engine, checkpoints, model=toy.build("hetsngp"))
     wider = hetsngp.build("sngp", toy.backbone(width=20), 3, **toy.TINY)
     with pytest.raises((ValueError, RuntimeError), match="isometry"):
-        train(engine, keep, model=wider)
+        train(engine, checkpoints, model=wider)
     fewer = toy.build("sngp")
     fewer.backbone.requires_grad_(False)
     with pytest.raises(ValueError, match="trained other parameters: freeze those"):
-        train(engine, keep, model=fewer)
-    assert train(engine, keep).resumed == 6
+        train(engine, checkpoints, model=fewer)
+    assert train(engine, checkpoints).resumed == 6
 
 
 def test_other_data_are_refused(engine: Engine, tmp_path: Path) -> None:
-    keep = begun(engine, tmp_path)
+    checkpoints = begun(engine, tmp_path)
     with pytest.raises(ValueError, match="stopped after 2 batches of epoch 2, but the loader now has fewer"):
-        train(engine, keep, loader=[(X, Y)])
+        train(engine, checkpoints, loader=[(X, Y)])
 
 
 def test_a_damaged_checkpoint_is_not_begun_anew(engine: Engine, tmp_path: Path) -> None:
     """Hours of work are in the folder: better to stop."""
-    keep = begun(engine, tmp_path)
+    checkpoints = begun(engine, tmp_path)
     file = weights_of(tmp_path / "checkpoint")
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ArtifactError, match=file.name):
-        train(engine, keep)
+        train(engine, checkpoints)
     hetsngp.save(toy.trained("sngp"), tmp_path / "checkpoint")
     with pytest.raises(ArtifactError, match="holds a model and no training state"):
-        train(engine, keep)
+        train(engine, checkpoints)
 
 
 # --- NaN ------------------------------------------------------------------------------------------------
@@ -350,10 +357,13 @@ def is_finite(state: dict[str, Tensor]) -> bool:
 
 
 def test_a_loss_that_is_nan_leaves_the_last_good_checkpoint(engine: Engine, tmp_path: Path) -> None:
-    keep, plan = CheckpointConfig(tmp_path, seconds=0, tensorboard=False), TrainConfig(Schedule(3, 0.05))
+    checkpoints, plan = (
+        CheckpointConfig(tmp_path, seconds=0, tensorboard=False),
+        TrainConfig(Schedule(3, 0.05)),
+    )
     model, loader = toy.build("deterministic"), Loader(huge=6)
     with pytest.raises(FloatingPointError) as caught:
-        train(engine, keep, plan, loader, model)
+        train(engine, checkpoints, plan, loader, model)
     text = str(caught.value)
     assert "epoch 2" in text
     assert "lower lr (now 0.0375)" in text
@@ -364,9 +374,9 @@ def test_a_loss_that_is_nan_leaves_the_last_good_checkpoint(engine: Engine, tmp_
     assert is_finite(state["model"])
     assert float(state["place"]["total"]) < 1e6
     lower = TrainConfig(Schedule(3, 0.001))
-    trained = train(engine, replace(keep, changed=True), lower, Loader(), toy.build("deterministic"))
+    trained = train(engine, replace(checkpoints, changed=True), lower, Loader(), toy.build("deterministic"))
     assert trained.resumed == state["place"]["updates"]
-    assert trained.rows[-1]["rate"] == pytest.approx(0.001 / 4)
+    assert trained.rows[-1]["lr"] == pytest.approx(0.001 / 4)
     assert all(math.isfinite(result.loss) for result in trained.history)
     assert is_finite(trained.model.state_dict())
 
@@ -388,8 +398,8 @@ def test_nan_between_two_checkpoints(
 
 
 def test_nan_without_a_checkpoint_says_so(engine: Engine, tmp_path: Path) -> None:
-    for keep in (None, CheckpointConfig(tmp_path, seconds=1e9)):
+    for checkpoints in (None, CheckpointConfig(tmp_path, seconds=1e9)):
         model, loader = toy.build("deterministic"), Loader(huge=3)
         with pytest.raises(FloatingPointError, match=r"epoch 1: lower lr \(now 0.05\); no checkpoint"):
-            train(engine, keep, PLAN, loader, model)
+            train(engine, checkpoints, PLAN, loader, model)
         assert not has_state(tmp_path / "checkpoint")

@@ -12,9 +12,9 @@ import torch
 
 from hetsngp.nn.backbones import WideResNet
 from hetsngp.training.images import WIDE_RESNET, make_model
-from hetsngp.training.recipes.recipe import Recipe, book_names, read_recipe, recipe_file
+from hetsngp.training.recipes.recipe import Recipe, read_recipe, recipe_file, recipe_names
 
-NAMES = book_names()
+NAMES = recipe_names()
 PAPER = json.loads(files("hetsngp.paper").joinpath("paper.json").read_text(encoding="utf-8"))
 TABLES = {
     "cifar100": ("cifar100",),
@@ -130,7 +130,7 @@ NOISE = {  # rank and temperature
 def test_a_row_of_the_paper_has_the_papers_settings(name: str) -> None:
     epochs, batch, rate, unit, l2 = PAPERS[name]
     recipe = read_recipe(name)
-    schedule, plan, task = recipe.plan.schedule, recipe.plan, recipe.task
+    schedule, plan, task = recipe.config.schedule, recipe.config, recipe.task
     assert (schedule.epochs, task.batch_size * plan.accumulate) == (epochs, batch)
     assert schedule.lr == pytest.approx(rate * batch / unit)
     assert schedule.weight_decay == pytest.approx(2 * l2)  # λ‖w‖² there, λ/2·‖w‖² here
@@ -142,7 +142,7 @@ def test_a_row_of_the_paper_has_the_papers_settings(name: str) -> None:
 def test_rates_fall_where_the_papers_do() -> None:
     for name in PAPERS:
         recipe = read_recipe(name)
-        schedule = recipe.plan.schedule
+        schedule = recipe.config.schedule
         shares = [at / schedule.epochs for at in schedule.milestones]
         if name == "cifar100/mimo":
             assert shares == pytest.approx([0.4, 0.8, 0.9])

@@ -19,8 +19,8 @@ from lightning.fabric.utilities.data import _update_dataloader
 from lightning.fabric.wrappers import _FabricDataLoader
 
 from hetsngp.data.images.decoding import loader_from_disk
-from hetsngp.training.checkpointing.randomness import own_randomness
-from hetsngp.training.feeds import Feed
+from hetsngp.training.checkpointing.randomness import seeded_rng
+from hetsngp.training.loaders import ResumableLoader
 
 COUNT, WORLD = 8, 2
 
@@ -48,9 +48,9 @@ def fabric(rank: int, world: int = WORLD) -> Any:
     return SimpleNamespace(device=device, global_rank=rank, world_size=world, setup_dataloaders=setup)
 
 
-def feed(rank: int, world: int = WORLD, seed: int = 0, workers: int = 1) -> Feed:
+def feed(rank: int, world: int = WORLD, seed: int = 0, workers: int = 1) -> ResumableLoader:
     loader = loader_from_disk(Draws(), 2, True, workers, seed)
-    return Feed(loader, toy.build("deterministic"), fabric(rank, world), seed=seed)
+    return ResumableLoader(loader, toy.build("deterministic"), fabric(rank, world), seed=seed)
 
 
 def drawn(rest: Any) -> tuple[list[int], Tensor]:
@@ -59,10 +59,10 @@ def drawn(rest: Any) -> tuple[list[int], Tensor]:
     return x[:, 0].long().tolist(), x[:, 1:]
 
 
-def base_seed(process: Feed, epoch: int, before: Any = None) -> int:
+def base_seed(process: ResumableLoader, epoch: int, before: Any = None) -> int:
     """From which the workers of an epoch are seeded; no worker has to be started for it."""
     process.begin(epoch, before=before)
-    state: Any = process.before["generators"][0]
+    state: Any = process.rng_at_epoch_start["generators"][0]
     generator = torch.Generator()
     generator.set_state(state)
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator))
@@ -72,11 +72,11 @@ def test_workers_of_two_processes_draw_apart() -> None:
     """As Engine.train has them: with global random numbers of their own, and copies of one loader."""
     found = []
     for rank in range(WORLD):
-        with own_randomness(rank, torch.device("cpu")):
+        with seeded_rng(rank, torch.device("cpu")):
             found.append(drawn(feed(rank).begin(1)))
     assert sorted(found[0][0] + found[1][0]) == list(range(COUNT))
     assert bool((found[0][1] != found[1][1]).all())
-    with own_randomness(1, torch.device("cpu")):
+    with seeded_rng(1, torch.device("cpu")):
         resumed = feed(1)
         later = drawn(resumed.begin(1, 1, resumed.randomness()))
     assert later[0] == found[1][0][2:]
@@ -94,7 +94,7 @@ def test_seeds_of_workers_differ_by_process_epoch_and_seed() -> None:
     first = feed(0, 3, workers=0)
     base_seed(first, 2)
     again = feed(2, 3, workers=0)
-    assert base_seed(again, 2, first.before) == seeds[0, 2, 2]
+    assert base_seed(again, 2, first.rng_at_epoch_start) == seeds[0, 2, 2]
     assert base_seed(again, 3) == seeds[0, 2, 3]
 
 

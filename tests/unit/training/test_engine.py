@@ -37,8 +37,8 @@ from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
 from hetsngp.fitting.loop import follow, train
 from hetsngp.models.methods import METHODS
 from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig, hardware
-from hetsngp.training.average import Average
-from hetsngp.training.feeds import Feed, share_of
+from hetsngp.training.loaders import ResumableLoader, shard_loader
+from hetsngp.training.moving_average import MovingAverage
 
 TRAIN, HELD_OUT = toy.blobs(3, 8, flip=0.4), toy.blobs(3, 12, flip=0.4, seed=1)
 CPU = Hardware(devices=1, accelerator="cpu")
@@ -225,7 +225,7 @@ def test_the_average_is_what_is_held_against_the_data_and_kept(engine: Engine, w
 
 def test_an_average_forgets_shapes_that_change() -> None:
     layer = nn.BatchNorm1d(2, affine=False)
-    average = Average(layer, 0.9)
+    average = MovingAverage(layer, 0.9)
     average.update()
     layer.running_mean = torch.ones(3)
     layer.running_var.fill_(3.0)
@@ -384,12 +384,12 @@ def test_a_trained_model_is_an_ordinary_one(engine: Engine, method: str, tmp_pat
 
 
 def test_a_run_that_is_refused_leaves_the_model_as_it_was(engine: Engine, tmp_path: Path) -> None:
-    keep = CheckpointConfig(tmp_path, tensorboard=False)
-    engine.train(toy.build("sngp"), batches(*TRAIN), TrainConfig(Schedule(1)), keep=keep)
+    checkpoints = CheckpointConfig(tmp_path, tensorboard=False)
+    engine.train(toy.build("sngp"), batches(*TRAIN), TrainConfig(Schedule(1)), checkpoints=checkpoints)
     model = toy.build("sngp")
     names = set(model.state_dict())
-    with pytest.raises(ValueError, match="holds a finished run by another plan"):
-        engine.train(model, batches(*TRAIN), TrainConfig(Schedule(2), bound_every=2), keep=keep)
+    with pytest.raises(ValueError, match="holds a finished run with another configuration"):
+        engine.train(model, batches(*TRAIN), TrainConfig(Schedule(2), bound_every=2), checkpoints=checkpoints)
     assert set(model.state_dict()) == names
 
 
@@ -453,7 +453,7 @@ def test_training_images_are_not_held_out(engine: Engine) -> None:
 
 
 def test_patience_needs_something_to_watch(engine: Engine) -> None:
-    words = r"patience needs held-out data to watch: train\(..., held_out=loader\)"
+    words = r"patience needs held-out data: train\(..., held_out=loader\)"
     refused(engine, batches(*TRAIN), ValueError, words, plan=TrainConfig(Schedule(2), patience=1))
 
 
@@ -508,7 +508,8 @@ def test_bad_batches_are_told_before_they_reach_the_device(
     )
     good = {"input": 1}.get(kind, 0)  # batches before the bad one
     monkeypatch.setattr(
-        "hetsngp.fitting.loop.Place.add", lambda self, loss, rows: setattr(self, "batches", self.batches + 1)
+        "hetsngp.fitting.loop.TrainState.add",
+        lambda self, loss, rows: setattr(self, "batches", self.batches + 1),
     )
     monkeypatch.setattr("hetsngp.training.gradients.FabricGradients.step", lambda self: None)
     loader = DataLoader(TensorDataset(*tensors), 10)
@@ -682,16 +683,16 @@ def same(one: list[Any], other: list[Any]) -> bool:
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_feed_goes_on_from_any_batch(kind: str, skip: int) -> None:
     model = on_images("deterministic") if kind == "DeviceLoader" else toy.build("deterministic")
-    feed = Feed(LOADERS[kind](), model, fabric())
+    feed = ResumableLoader(LOADERS[kind](), model, fabric())
     first, second = list(feed.begin(1)), list(feed.begin(2))
-    before = feed.before
+    before = feed.rng_at_epoch_start
     third = list(feed.begin(3))
     assert len(first) == len(second) == len(third) == 5
     assert same(first, second) == (kind in ("list", "DataLoader"))
     torch.manual_seed(99)
     np.random.seed(99)  # noqa: NPY002
     random.seed(99)
-    later = Feed(LOADERS[kind](), model, fabric())  # as a new process makes it
+    later = ResumableLoader(LOADERS[kind](), model, fabric())  # as a new process makes it
     rest = later.begin(2, skip, before)
     assert len(rest) == 5  # as long as the whole epoch
     assert same(list(rest), second[skip:])
@@ -699,7 +700,7 @@ def test_a_feed_goes_on_from_any_batch(kind: str, skip: int) -> None:
 
 
 def test_fewer_batches_than_were_skipped() -> None:
-    feed = Feed(batches(*TRAIN), toy.build("sngp"), fabric())
+    feed = ResumableLoader(batches(*TRAIN), toy.build("sngp"), fabric())
     with pytest.raises(
         ValueError, match=r"stopped after 4 batches of epoch 2.*resume with the data it began"
     ):
@@ -709,16 +710,16 @@ def test_fewer_batches_than_were_skipped() -> None:
 def test_what_several_processes_cannot_share() -> None:
     model = toy.build("sngp")
     with pytest.raises(TypeError, match="2 processes cannot share a list: give a DataLoader, or"):
-        Feed(batches(*TRAIN), model, fabric(0, 2))
+        ResumableLoader(batches(*TRAIN), model, fabric(0, 2))
     with pytest.raises(ValueError, match=r"batch_size=6 is for all 4 processes together.*choose 4 or 8"):
-        Feed(image_loader(), on_images("sngp"), fabric(0, 4))
+        ResumableLoader(image_loader(), on_images("sngp"), fabric(0, 4))
 
 
 @pytest.mark.parametrize("count", [25, 27])
 def test_uneven_parts_are_refused_for_training(count: int) -> None:
     """With batches of 6 one row is left, or three, for two processes."""
     with pytest.raises(ValueError, match="drop_last"):
-        Feed(image_loader(count, drop_last=False), on_images("sngp"), fabric(0, 2))
+        ResumableLoader(image_loader(count, drop_last=False), on_images("sngp"), fabric(0, 2))
 
 
 # --- shares ---------------------------------------------------------------------------------------------
@@ -751,7 +752,7 @@ def test_shares_hold_every_example_once(kind: str, count: int, world: int) -> No
         loader = DataLoader(data, 4, shuffle=kind == "random")
     found, sizes = [], []
     for rank in range(world):
-        share = list(share_of(loader, fabric(rank, world)))
+        share = list(shard_loader(loader, fabric(rank, world)))
         rows = [round(float(row.flatten()[0])) for x, _ in share for row in x]
         assert [int(label) for _, y in share for label in y] == [row % 3 for row in rows]
         assert all(len(y) <= loader.batch_size for _, y in share)
@@ -765,7 +766,7 @@ def test_a_share_keeps_how_examples_are_joined() -> None:
     def collate(rows: list[Any]) -> Any:
         return torch.stack([x for x, _ in rows]), torch.tensor([y for _, y in rows]), torch.ones(len(rows))
 
-    share = share_of(DataLoader(Numbered(9), 4, collate_fn=collate), fabric(1, 2))
+    share = shard_loader(DataLoader(Numbered(9), 4, collate_fn=collate), fabric(1, 2))
     assert [len(batch) for batch in share] == [3]
     assert [x.flatten().tolist() for x, _, _ in share] == [[1, 3, 5, 7]]
 
@@ -778,13 +779,13 @@ def test_what_cannot_be_shared_out() -> None:
         DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 3, drop_last=False)),
     ]
     for loader in others:
-        assert share_of(loader, fabric(0, 1)) is loader
+        assert shard_loader(loader, fabric(0, 1)) is loader
         with pytest.raises(
             TypeError, match=r"processes cannot share a .*: give a DataLoader with shuffle=True or False"
         ):
-            share_of(loader, fabric(0, 2))
+            shard_loader(loader, fabric(0, 2))
     with pytest.raises(ValueError, match="3 examples cannot be shared by 4 processes: use fewer"):
-        share_of(DataLoader(Numbered(3)), fabric(3, 4))
+        shard_loader(DataLoader(Numbered(3)), fabric(3, 4))
 
 
 class Endless:

@@ -76,7 +76,7 @@ def test_a_resumed_run_counts_its_first_part(
     tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_arrays(tmp_path)
-    keep, given = CheckpointConfig(tmp_path / "run", seconds=0, tensorboard=False), recipe(tmp_path)
+    checkpoints, given = CheckpointConfig(tmp_path / "run", seconds=0, tensorboard=False), recipe(tmp_path)
     step = FabricGradients.step
 
     def dying(self: FabricGradients) -> None:
@@ -87,16 +87,16 @@ def test_a_resumed_run_counts_its_first_part(
     with monkeypatch.context() as patch:
         patch.setattr(FabricGradients, "step", dying)
         with pytest.raises(Died):
-            train_images(given, engine, keep, show=False)
+            train_images(given, engine, checkpoints, show=False)
     with pytest.raises(ValueError, match=r"on other data \(resize None, now 9\)"):
-        train_images(recipe(tmp_path, "resize=9"), engine, keep, show=False)
-    folder = keep.folder / "checkpoint"
+        train_images(recipe(tmp_path, "resize=9"), engine, checkpoints, show=False)
+    folder = checkpoints.folder / "checkpoint"
     state = read_state(folder)
     column = COLUMNS.index("seconds")
     assert 0 < state["rows"][0, column] < 100
     state["rows"][0, column] = 1000.0  # as if its first epoch had been long
     write_state(folder, state)
-    summary = train_images(given, engine, keep, show=False)
+    summary = train_images(given, engine, checkpoints, show=False)
     assert 1000 < summary["training_seconds"] < summary["seconds"] < 1100
     assert summary["epochs"] == 2
 
@@ -105,7 +105,7 @@ def test_a_resumed_run_counts_its_first_part(
 
 
 @pytest.mark.parametrize(("most", "batch"), [(30, 250), (30, 7), (90, 16)])
-def test_thresholds_are_of_rows_from_all_classes(
+def test_thresholds_are_of_examples_from_all_classes(
     most: int, batch: int, tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Held-out files lie in the order of their classes; here the last of them are the brightest."""
@@ -117,7 +117,7 @@ def test_thresholds_are_of_rows_from_all_classes(
         model = hetsngp.build("sngp", WideResNet(10, 1), 3, random_features=16)
     scaled = (x / 255 - 0.5) / 0.25
     hetsngp.fit_posterior(model, [(scaled, held_out.labels)])
-    monkeypatch.setattr(images, "THRESHOLD_ROWS", most)
+    monkeypatch.setattr(images, "THRESHOLD_EXAMPLES", most)
     monkeypatch.setattr(images, "THRESHOLD_BATCH", batch)
     inputs = Preprocessing((8, 8), (0.5,) * 3, (0.25,) * 3, held_out.class_names)
     found = _thresholds(model, held_out, inputs, recipe(tmp_path), engine)

@@ -63,7 +63,7 @@ def test_in_memory_images_are_split_and_scaled_by_the_training_part(
 ) -> None:
     given = task(tmp_path / "a.npz")
     data = open_task(given, seed=3)
-    assert (data.shape, data.num_classes, data.several_labels, data.missing) == ((3, 8, 8), 4, False, None)
+    assert (data.shape, data.num_classes, data.multi_label, data.missing) == ((3, 8, 8), 4, False, None)
     parts: Any = (data.train, data.held_out, data.test)
     numbers = [part.images[:, 0, 0, 0].tolist() for part in parts]
     assert sorted(numbers[0] + numbers[1]) == list(range(40))
@@ -162,7 +162,7 @@ def test_several_labels(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HETSNGP_DATA", str(made.root))
     several = task("imagenet21k", size=8, workers=0, batch_size=2, options={"link": "sigmoid"})
     data = open_task(several, 0)
-    assert data.several_labels
+    assert data.multi_label
     assert (len(data.train), len(data.held_out)) == (6, 2)
     loaders = make_loaders(several, data, {}, seed=0)
     assert loaders.inputs.multi_label
@@ -177,7 +177,7 @@ def test_several_labels(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(batches(loaders.train)[0]) == 6
     pixels = {tuple(x.flatten()[:9].tolist()) for x in batches(loaders.clean)[0]}
     assert not pixels & {tuple(x.flatten()[:9].tolist()) for x in batches(loaders.held_out)[0]}
-    with pytest.raises(ValueError, match=r"has several labels: --set options\.link=sigmoid"):
+    with pytest.raises(ValueError, match=r"is multi-label: --set options\.link=sigmoid"):
         open_task(replace(several, options={}), 0)
 
 
@@ -190,10 +190,10 @@ def test_what_cannot_be_trained_on(
     file = tmp_path / "a.npz"
     refused = [
         (task(file, size=8), "size=8 is for image files"),
-        (task(file, resize=7), "resize=7 makes the short side smaller than the 8"),
-        (task(file, options={"link": "sigmoid"}), "has one label: --set options.link=softmax"),
+        (task(file, resize=7), "resize=7 makes the short side smaller than the crop of 8"),
+        (task(file, options={"link": "sigmoid"}), "is single-label: --set options.link=softmax"),
         (task(file, held_out=0.01), "would hold out 0 of 40 examples"),
-        (task(folder), "may have any size: say what to make of them, --set size=64"),
+        (task(folder), "may have any size: choose one, e.g. --set size=64"),
         (task(folder, from_disk=True), "--set size=64"),
         (task(folder, size=8, resize=7), "resize=7 makes the short side smaller"),
         (task(tmp_path / "gone"), "cannot open images"),

@@ -45,10 +45,10 @@ def engine() -> Engine:
 
 
 def train(
-    engine: Engine, plan: TrainConfig, watched: bool = True, left: int = 99, keep: Any = None
+    engine: Engine, plan: TrainConfig, watched: bool = True, left: int = 99, checkpoints: Any = None
 ) -> Trained:
     held_out = HELD_OUT if watched else None
-    return engine.train(toy.build("hetsngp"), Batches(left), plan, held_out=held_out, keep=keep)
+    return engine.train(toy.build("hetsngp"), Batches(left), plan, held_out=held_out, checkpoints=checkpoints)
 
 
 def kept(folder: Path, **options: Any) -> CheckpointConfig:
@@ -91,23 +91,23 @@ def test_it_goes_on_from_any_epoch(engine: Engine, average: float | None, tmp_pa
     best = min(whole.history, key=lambda result: result.held_out or 0.0).epoch
     assert best < 6
     with pytest.raises(Died):
-        train(engine, plan, left=3 * 5 + 1, keep=kept(tmp_path))
+        train(engine, plan, left=3 * 5 + 1, checkpoints=kept(tmp_path))
     assert not list(tmp_path.glob("best-*"))
-    resumed = train(engine, plan, keep=kept(tmp_path))
+    resumed = train(engine, plan, checkpoints=kept(tmp_path))
     assert resumed.resumed == 16
     assert resumed.history == whole.history
     assert resumed.best == whole.best == len(whole.history)
     assert_same(resumed, whole)
-    again = train(engine, plan, left=0, keep=kept(tmp_path))  # finished: no batch is asked for
+    again = train(engine, plan, left=0, checkpoints=kept(tmp_path))  # finished: no batch is asked for
     assert again.best == whole.best
     assert_same(again, whole)
 
 
 def test_a_choice_given_up_on_the_way(engine: Engine, tmp_path: Path) -> None:
     with pytest.raises(Died):
-        train(engine, replace(PLAN, best=True), left=16, keep=kept(tmp_path))
+        train(engine, replace(PLAN, best=True), left=16, checkpoints=kept(tmp_path))
     assert list(tmp_path.glob("best-*"))
-    last = train(engine, PLAN, keep=kept(tmp_path, changed=True))
+    last = train(engine, PLAN, checkpoints=kept(tmp_path, changed=True))
     assert last.best == 8
     assert_same(last, train(engine, PLAN))
     assert not list(tmp_path.glob("best-*"))
@@ -116,7 +116,7 @@ def test_a_choice_given_up_on_the_way(engine: Engine, tmp_path: Path) -> None:
 def test_a_choice_made_too_late_is_refused(engine: Engine, tmp_path: Path) -> None:
     """The weights of the epochs to choose from were not kept."""
     with pytest.raises(Died):
-        train(engine, PLAN, left=16, keep=kept(tmp_path))
+        train(engine, PLAN, left=16, checkpoints=kept(tmp_path))
     with pytest.raises(ValueError, match="best=False"):
-        train(engine, replace(PLAN, best=True), keep=kept(tmp_path, changed=True))
-    assert train(engine, PLAN, keep=kept(tmp_path)).best == 8
+        train(engine, replace(PLAN, best=True), checkpoints=kept(tmp_path, changed=True))
+    assert train(engine, PLAN, checkpoints=kept(tmp_path)).best == 8

@@ -56,21 +56,21 @@ def engine() -> Engine:
 
 def train(
     engine: Engine,
-    keep: Any,
+    checkpoints: Any,
     *,
     dies: int | None = None,
     plan: TrainConfig = PLAN,
     method: str = "sngp",
     **options: Any,
 ) -> Trained:
-    return engine.train(toy.build(method), Loader(dies), plan, keep=keep, **options)
+    return engine.train(toy.build(method), Loader(dies), plan, checkpoints=checkpoints, **options)
 
 
-def die(engine: Engine, keep: CheckpointConfig, batch: int, **options: Any) -> None:
+def die(engine: Engine, checkpoints: CheckpointConfig, batch: int, **options: Any) -> None:
     """Some time ago: by their names TensorBoard puts files in order, those of one second not always."""
     with pytest.raises(Died):
-        train(engine, keep, dies=batch, **options)
-    for file in keep.folder.glob("tensorboard/events.*"):
+        train(engine, checkpoints, dies=batch, **options)
+    for file in checkpoints.folder.glob("tensorboard/events.*"):
         file.rename(file.with_name(file.name.replace("tfevents.", "tfevents.0")))
 
 
@@ -99,7 +99,7 @@ def test_a_row_for_each_epoch(held_out: Any, engine: Engine, tmp_path: Path) -> 
         assert [float(row["held_out"]) for row in rows] == [r.held_out for r in trained.history]
     # The rate of the last update of an epoch: full after the warm-up, then a cosine at 7/4 and 11/4.
     rates = [0.05, *(0.05 * (1 + math.cos(math.pi * (done - 1) / 2)) / 2 for done in (7 / 4, 11 / 4))]
-    assert [float(row["rate"]) for row in rows] == pytest.approx(rates, rel=1e-12)
+    assert [float(row["lr"]) for row in rows] == pytest.approx(rates, rel=1e-12)
     assert 0 < sum(float(row["seconds"]) for row in rows) < took
     for row, kept in zip(rows, trained.rows, strict=True):
         assert float(row["examples_per_second"]) == pytest.approx(24 / float(row["seconds"]), rel=1e-12)
@@ -109,11 +109,11 @@ def test_a_row_for_each_epoch(held_out: Any, engine: Engine, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("batch", [2, 5, 6, 9, 12])
 def test_after_a_death_every_epoch_has_one_row(batch: int, engine: Engine, tmp_path: Path) -> None:
-    keep = CheckpointConfig(tmp_path, seconds=0, tensorboard=False)
-    die(engine, keep, batch)
+    checkpoints = CheckpointConfig(tmp_path, seconds=0, tensorboard=False)
+    die(engine, checkpoints, batch)
     before = table(tmp_path) if (tmp_path / "metrics.csv").exists() else []
     assert len(before) == (batch - 1) // 4
-    trained = train(engine, keep)
+    trained = train(engine, checkpoints)
     rows = table(tmp_path)
     assert [(int(row["epoch"]), int(row["updates"])) for row in rows] == [(1, 4), (2, 8), (3, 12)]
     assert rows[: len(before)] == before  # with the seconds they took then
@@ -122,10 +122,10 @@ def test_after_a_death_every_epoch_has_one_row(batch: int, engine: Engine, tmp_p
 
 def test_rows_after_the_last_checkpoint_are_made_anew(engine: Engine, tmp_path: Path) -> None:
     """A file may be ahead of the checkpoint: it has two epochs, and nothing remembers them."""
-    keep = CheckpointConfig(tmp_path, seconds=1e9, tensorboard=False)
-    die(engine, keep, 10)
+    checkpoints = CheckpointConfig(tmp_path, seconds=1e9, tensorboard=False)
+    die(engine, checkpoints, 10)
     assert len(table(tmp_path)) == 2
-    assert train(engine, keep).resumed == 0
+    assert train(engine, checkpoints).resumed == 0
     assert [int(row["epoch"]) for row in table(tmp_path)] == [1, 2, 3]
 
 
@@ -157,7 +157,7 @@ def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def assert_events_are(found: dict[str, list[tuple[int, float]]], trained: Trained) -> None:
-    for name in ("loss", "held_out", "rate", "seconds", "examples_per_second"):
+    for name in ("loss", "held_out", "lr", "seconds", "examples_per_second"):
         steps, values = zip(*found[f"epoch/{name}"], strict=True)
         assert steps == (4, 8, 12), name
         assert values == pytest.approx([row[name] for row in trained.rows], rel=1e-6), name  # float32
@@ -169,10 +169,10 @@ def test_epochs_and_what_is_within(engine: Engine, tmp_path: Path, monkeypatch: 
     found = events(tmp_path)
     assert_events_are(found, trained)
     assert [step for step, _ in found["within epoch/loss"]] == [3, 6, 9, 12]
-    assert [step for step, _ in found["within epoch/rate"]] == [3, 6, 9, 12]
+    assert [step for step, _ in found["within epoch/lr"]] == [3, 6, 9, 12]
     # At the end of an epoch the two are of the same batches.
     assert found["within epoch/loss"][-1] == found["epoch/loss"][-1]
-    assert found["within epoch/rate"][0][1] == pytest.approx(0.75 * 0.05)
+    assert found["within epoch/lr"][0][1] == pytest.approx(0.75 * 0.05)
     assert len(found) == 7
 
 
@@ -183,9 +183,9 @@ def test_after_a_death_every_epoch_is_shown_once(
 ) -> None:
     """Whether it went on from a checkpoint (0) or began anew (1e9)."""
     monkeypatch.setattr(run, "CHECK_EVERY", 1)
-    keep = CheckpointConfig(tmp_path, seconds=seconds)
-    die(engine, keep, batch, held_out=HELD_OUT)
-    trained = train(engine, keep, held_out=HELD_OUT)
+    checkpoints = CheckpointConfig(tmp_path, seconds=seconds)
+    die(engine, checkpoints, batch, held_out=HELD_OUT)
+    trained = train(engine, checkpoints, held_out=HELD_OUT)
     assert trained.resumed == (batch - 1 if seconds == 0 else 0)
     found = events(tmp_path)
     assert_events_are(found, trained)
@@ -197,14 +197,14 @@ def test_what_came_after_the_checkpoint_is_purged(
 ) -> None:
     """The curve of the run that died went on for 3 updates after its last checkpoint, at the 4th."""
     monkeypatch.setattr(run, "CHECK_EVERY", 1)
-    keep = CheckpointConfig(tmp_path, seconds=0)
+    checkpoints = CheckpointConfig(tmp_path, seconds=0)
     with monkeypatch.context() as patch:
         patch.setattr(
-            run.TrainingRun, "_save_in_time", lambda self: self._save() if self.place.updates == 4 else None
+            run.TrainingRun, "_save_in_time", lambda self: self._save() if self.state.updates == 4 else None
         )
-        die(engine, keep, 8, held_out=HELD_OUT)
+        die(engine, checkpoints, 8, held_out=HELD_OUT)
     assert [step for step, _ in events(tmp_path)["within epoch/loss"]] == list(range(1, 8))
-    trained = train(engine, keep, held_out=HELD_OUT)
+    trained = train(engine, checkpoints, held_out=HELD_OUT)
     assert trained.resumed == 4
     found = events(tmp_path)
     assert [step for step, _ in found["within epoch/loss"]] == list(range(1, 13))

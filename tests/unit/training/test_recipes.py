@@ -15,7 +15,7 @@ from hetsngp.models.options import Options
 from hetsngp.training.config import TrainConfig
 from hetsngp.training.hardware import Hardware
 from hetsngp.training.recipes.keys import RENAMED, current_description, known_keys
-from hetsngp.training.recipes.recipe import Recipe, book_names, read_recipe, recipe_file
+from hetsngp.training.recipes.recipe import Recipe, read_recipe, recipe_file, recipe_names
 from hetsngp.training.recipes.task import ImageTask, VerdictRules
 
 SAVED = Path(__file__).parents[2] / "saved_0_1"
@@ -103,12 +103,12 @@ def test_all_that_a_file_says(tmp_path: Path) -> None:
 def test_what_a_file_leaves_out(tmp_path: Path) -> None:
     recipe = read_recipe(written(tmp_path, SMALLEST))
     assert recipe.task == ImageTask("cifar10", "wrn-10-1", "sngp")
-    assert recipe.plan == TrainConfig(Schedule(10, smooth=True), bound_every=10)
+    assert recipe.config == TrainConfig(Schedule(10, smooth=True), bound_every=10)
     assert (recipe.hardware, recipe.verdicts, recipe.changes) == (Hardware(), VerdictRules(), ())
 
 
 def test_a_name_is_a_file_of_the_book() -> None:
-    for name in book_names():
+    for name in recipe_names():
         found, path = recipe_file(name)
         assert found == name
         assert read_recipe(name) == replace(read_recipe(path), name=name)
@@ -227,10 +227,10 @@ def at(recipe: Recipe, key: str) -> Any:
     """What a recipe has under a key."""
     section, dot, name = key.partition(".")
     if not dot:
-        return recipe.plan.seed if key == "seed" else getattr(recipe.task, key)
+        return recipe.config.seed if key == "seed" else getattr(recipe.task, key)
     if section == "options":
         return recipe.task.options[name]
-    places = {"schedule": recipe.plan.schedule, "training": recipe.plan}
+    places = {"schedule": recipe.config.schedule, "training": recipe.config}
     return getattr(places.get(section) or getattr(recipe, section), name)
 
 
@@ -255,7 +255,7 @@ def test_every_key_can_be_set_and_counts_if_it_decides(tmp_path: Path, key: str)
         recipe = read_recipe(file, [change])
         assert recipe.changes == (change,)
         if key == "schedule.milestone_shares":
-            assert recipe.plan.schedule.milestones == (1.0, 9.0)
+            assert recipe.config.schedule.milestones == (1.0, 9.0)
         else:
             wanted = "none" if key == "options.posterior" else expected(value)
             assert at(recipe, key) == wanted
@@ -279,9 +279,9 @@ def test_changes_that_take_two(tmp_path: Path) -> None:
     file = written(tmp_path, STEPS)
     recipe = read_recipe(file, ["network=resnet50", "pretrained=true"])
     assert recipe.task.pretrained
-    schedule = read_recipe(file, ["schedule.decay=cosine", "schedule.milestone_shares=[]"]).plan.schedule
+    schedule = read_recipe(file, ["schedule.decay=cosine", "schedule.milestone_shares=[]"]).config.schedule
     assert (schedule.decay, schedule.milestones) == ("cosine", ())
-    assert read_recipe(file, ["seed=1", "seed=2"]).plan.seed == 2  # the last word counts
+    assert read_recipe(file, ["seed=1", "seed=2"]).config.seed == 2  # the last word counts
 
 
 @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ def test_an_old_key_beside_its_new_name_is_refused(tmp_path: Path, old: str, new
     section, _, name = old.partition(".")
     head = "" if section == "schedule" else f"[{section}]\n"
     file = written(tmp_path, f"{SMALLEST}{head}{name} = 0.7\n{new.partition('.')[2]} = 0.7\n")
-    with pytest.raises(ValueError, match="both are given"), pytest.warns(DeprecationWarning):
+    with pytest.raises(ValueError, match="both are given"), pytest.warns(DeprecationWarning, match=old):
         read_recipe(file)
 
 
@@ -379,11 +379,11 @@ def test_a_description_written_by_0_1_is_that_of_the_same_recipe(tmp_path: Path)
 
 def test_shares_and_warm_up_follow_the_epochs(tmp_path: Path) -> None:
     shares = written(tmp_path, SMALLEST + 'decay = "step"\nmilestone_shares = [0.3, 0.6, 0.8]\nwarmup = 5\n')
-    schedule = read_recipe(shares, ["schedule.epochs=300"]).plan.schedule
+    schedule = read_recipe(shares, ["schedule.epochs=300"]).config.schedule
     assert schedule.milestones == pytest.approx((90, 180, 240))
     assert schedule.warmup == 5
     for epochs, warmup in ((10, 5), (4, 2), (1, 0.5)):
-        schedule = read_recipe(shares, [f"schedule.epochs={epochs}"]).plan.schedule
+        schedule = read_recipe(shares, [f"schedule.epochs={epochs}"]).config.schedule
         assert schedule.warmup == warmup
         assert schedule.milestones == pytest.approx([share * epochs for share in (0.3, 0.6, 0.8)])
 
@@ -392,7 +392,7 @@ def test_shares_and_warm_up_follow_the_epochs(tmp_path: Path) -> None:
 
 
 def test_what_is_described_is_strict_json(tmp_path: Path) -> None:
-    for file in (written(tmp_path, WHOLE), *book_names()):
+    for file in (written(tmp_path, WHOLE), *recipe_names()):
         described = read_recipe(file).describe()
         assert json.loads(json.dumps(described, allow_nan=False)) == described
     described = read_recipe(written(tmp_path, WHOLE)).describe()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy.integrate import quad
 from tests.contract import toy
-from tests.unit.training.test_saving import Died, DiesAt, keep
+from tests.unit.training.test_resumed_runs import Died, DiesAt, checkpoints_in
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -20,7 +20,7 @@ import hetsngp
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
 from hetsngp.training import Engine, Hardware, Schedule, TrainConfig
-from hetsngp.training.run import Refit
+from hetsngp.training.run import PosteriorRefit
 
 pytest.importorskip("lightning")
 
@@ -229,7 +229,7 @@ def test_a_fit_between_epochs_touches_the_posterior_alone(method: str, engine: E
     model.calibration = {"temperature": 0.4}
     model.backbone.eval()  # frozen by its owner
     before, modes = toy.weights(model), [module.training for module in model.modules()]
-    refit = Refit(model, lambda: engine.fit_posterior(model, [(x, y)]))
+    refit = PosteriorRefit(model, lambda: engine.fit_posterior(model, [(x, y)]))
     refit()
     after = toy.weights(model)
     assert {name for name in before if not torch.equal(before[name], after[name])} == {
@@ -239,10 +239,10 @@ def test_a_fit_between_epochs_touches_the_posterior_alone(method: str, engine: E
     assert [module.training for module in model.modules()] == modes
     # Of the temperature of training, not of the one that was calibrated.
     fresh = copy.deepcopy(model)
-    fresh.head.forget_calibration()
+    fresh.head.reset_calibration()
     hetsngp.fit_posterior(fresh, [(x, y)])
     torch.testing.assert_close(model.head.latent.posterior.gamma, fresh.head.latent.posterior.gamma)
-    refit.forget()
+    refit.reset()
     toy.assert_same(toy.weights(model), before)
     assert not model.head.posterior.is_filled
 
@@ -305,13 +305,13 @@ def test_a_killed_run_ends_as_if_it_had_not_been(at: int, engine: Engine, tmp_pa
     expected = engine.train(whole, DataLoader(TensorDataset(x, y), 6, shuffle=True), plan, **every)
     dying = DiesAt(at, TensorDataset(x, y), 6, shuffle=True)
     with pytest.raises(Died):
-        engine.train(model(), dying, plan, **every, keep=keep(tmp_path))
+        engine.train(model(), dying, plan, **every, checkpoints=checkpoints_in(tmp_path))
     resumed = model()
     loader = DataLoader(TensorDataset(x, y), 6, shuffle=True)
-    found = engine.train(resumed, loader, plan, **every, keep=keep(tmp_path))
+    found = engine.train(resumed, loader, plan, **every, checkpoints=checkpoints_in(tmp_path))
     assert found.resumed == at
     assert found.history == expected.history
     toy.assert_same(toy.weights(resumed), toy.weights(whole))
     again = model()
-    engine.train(again, loader, plan, **every, keep=keep(tmp_path))  # it had come to its end
+    engine.train(again, loader, plan, **every, checkpoints=checkpoints_in(tmp_path))  # it had come to its end
     toy.assert_same(toy.weights(again), toy.weights(whole))

@@ -1,4 +1,4 @@
-"""A model with a batch that stays in place: what it costs to train a step on it and to predict it."""
+"""Cost of a training step and of a prediction: times and floating-point operations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from hetsngp.posterior.fit import fit_posterior
 from hetsngp.training.images import make_model
 from hetsngp.training.recipes.recipe import Recipe
-from hetsngp.validation import trusting
+from hetsngp.validation import skip_validation
 
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 # Random batches behind a posterior, which count as many images as ImageNet has: the fewer they are, the wider
@@ -26,15 +26,15 @@ FIT_BATCHES, DATASET_SIZE = 4, 1_281_167
 # Of the batch, to count on: operations an image do not depend on the others, and attention written out as
 # matrix products takes much memory.
 COUNTED = 8
-# Labels of an image where it may have several.
+# Labels of a multi-label image.
 LABELS = 4
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How long to time: ``warmup`` calls and then up to ``most``, until ``seconds`` are over.
+    """Number of timed calls: ``warmup`` calls, then up to ``most``, until ``seconds`` are over.
 
-    Calls that are slow are fewer: after ``seconds`` it is enough to have made ``least``, and one to warm up.
+    Slow calls are fewer: after ``seconds``, ``least`` calls and one to warm up are enough.
     """
 
     warmup: int = 5
@@ -43,7 +43,7 @@ class Pace:
     seconds: float = 1.0
 
     def time(self, work: Callable[[], Any], device: torch.device) -> list[float]:
-        """Seconds of each call, with the device's work in it."""
+        """Seconds of each call, including the work of the device."""
         begun = time.perf_counter()
         for _ in range(self.warmup):
             _timed(work, device)
@@ -73,7 +73,7 @@ def _synchronize(device: torch.device) -> None:
 def count_flops(work: Callable[[], Any]) -> int:
     """Floating-point operations of ``work``: matrix products and convolutions, a multiply-add as two.
 
-    Attention is written out as matrix products: of its fused kernels the counter knows some and not others.
+    Attention is computed by matrix products: the counter knows only some of its fused kernels.
 
     >>> count_flops(lambda: torch.zeros(2, 3) @ torch.zeros(3, 5))
     60
@@ -84,7 +84,7 @@ def count_flops(work: Callable[[], Any]) -> int:
 
 
 def ratio(times: Sequence[float], before: Sequence[float], after: Sequence[float]) -> float:
-    """Median of ``times`` by the mean of the medians of what was measured before and after.
+    """Median of ``times`` divided by the mean of the medians of ``before`` and ``after``.
 
     >>> ratio([3.0, 9.0, 3.0], [1.0], [2.0])
     2.0
@@ -93,11 +93,11 @@ def ratio(times: Sequence[float], before: Sequence[float], after: Sequence[float
     return statistics.median(times) / baseline
 
 
-class Subject:
-    """The model of a recipe, untrained, with ``batch`` random images on ``device``.
+class TimedModel:
+    """Untrained model of a recipe, with ``batch`` random images on ``device``.
 
-    Where it ``trains`` it has an optimiser, whose rate is zero: steps cost what they cost, and what is
-    predicted afterwards does not depend on how many there were.
+    Where it ``trains`` it has an optimiser with a learning rate of zero: steps cost the same, and predictions
+    afterwards do not depend on their number.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Subject:
     ) -> None:
         self.device, self.hardware = device, recipe.hardware
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(recipe.plan.seed)  # torch.manual_seed would reach every GPU
+            torch.default_generator.manual_seed(recipe.config.seed)  # torch.manual_seed would reach every GPU
             self.model = make_model(recipe.task, num_classes, (3, size, size))[0].to(device)
         self.model.dataset_size = DATASET_SIZE
         if self.hardware.channels_last:
@@ -115,7 +115,7 @@ class Subject:
         self.shape, self.num_classes = (batch, 3, size, size), num_classes
         self.spent: Tensor | None = None
         self.x, self.y = self._batch()
-        self.optimizer = recipe.plan.schedule.make_optimizer(self.model) if trains else None
+        self.optimizer = recipe.config.schedule.make_optimizer(self.model) if trains else None
         for group in self.optimizer.param_groups if self.optimizer is not None else ():
             group["lr"] = 0.0
         self.fit()
@@ -124,15 +124,15 @@ class Subject:
         x = torch.randn(self.shape, generator=self.generator).to(self.device)
         if self.hardware.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
-        rows, several = len(x), self.model.head.sigmoid
-        shape = (rows, min(LABELS, self.num_classes)) if several else (rows,)
+        batch, multi_label = len(x), self.model.head.sigmoid
+        shape = (batch, min(LABELS, self.num_classes)) if multi_label else (batch,)
         y = torch.randint(self.num_classes, shape, generator=self.generator)
-        if several:
-            y = torch.zeros(rows, self.num_classes).scatter_(1, y, 1.0)
+        if multi_label:
+            y = torch.zeros(batch, self.num_classes).scatter_(1, y, 1.0)
         return x, y.to(self.device)
 
     def fit(self) -> None:
-        """A posterior of a few random batches, without which a GP does not predict; ours is among them."""
+        """Fit the posterior, which a GP needs to predict, on a few random batches and ours."""
         batches = [(self.x, self.y), *(self._batch() for _ in range(FIT_BATCHES - 1))]
         weight = torch.full((len(self.x),), DATASET_SIZE / (FIT_BATCHES * len(self.x)))
         fit_posterior(self.model, [(x, y, weight) for x, y in batches])
@@ -141,25 +141,28 @@ class Subject:
         dtype = AUTOCAST.get(self.hardware.precision)
         return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
 
-    # --- what is timed ----------------------------------------------------------------------------------
+    # --- timed work -------------------------------------------------------------------------------------
 
     def train(self) -> None:
-        """Forward, loss, backward and an optimiser's step."""
+        """Run forward, loss, backward and an optimiser step."""
         assert self.optimizer is not None
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        with self._autocast(), trusting():  # as in the engine, which checks a batch before it gets here
+        with (
+            self._autocast(),
+            skip_validation(),
+        ):  # as in the engine, which checks a batch before it gets here
             loss = self.model.loss(self.x, self.y, generator=self.points)
         loss.backward()
         self.optimizer.step()
 
     def eval(self) -> None:
-        """Probabilities, as the paper times them."""
+        """Predict probabilities, as the paper times it."""
         with self._autocast():
             self.model.predict_probs(self.x)
 
     def predict(self) -> None:
-        """Probabilities and both kinds of doubt."""
+        """Predict probabilities and both uncertainties."""
         with self._autocast():
             self.spent = self.model.predict(self.x).num_points
 
@@ -170,17 +173,17 @@ class Subject:
             found[kind] = pace.time(getattr(self, kind), self.device)
             if kind == "train":
                 self._forget_gradients()
-                self.model.mark_fitted()  # a rate of zero has left the weights where they were
+                self.model.mark_fitted()  # a learning rate of zero left the weights unchanged
         return found
 
     def _forget_gradients(self) -> None:
         for parameter in self.model.parameters():
             parameter.grad = None
 
-    # --- what is counted --------------------------------------------------------------------------------
+    # --- counted work -----------------------------------------------------------------------------------
 
     def gflop(self, kinds: Sequence[str]) -> dict[str, float]:
-        """Of an image, in float32: forward ("eval"), forward and backward ("train")."""
+        """GFLOP of an image, in float32: forward ("eval"), forward and backward ("train")."""
         x, y = self.x[:COUNTED], self.y[:COUNTED]
 
         def train() -> None:
@@ -194,5 +197,5 @@ class Subject:
         return found
 
     def num_points(self) -> float | None:
-        """Integration points that a prediction took, a mean over the images; None where there are none."""
+        """Mean number of integration points of a prediction; None where there are none."""
         return None if self.spent is None else float(self.spent.float().mean()) or None

@@ -1,1 +1,1 @@
-"""Checkpoints of a training: everything that the rest of the run depends on, without pickle."""
+"""Checkpoints of a training, without pickle."""

@@ -1,4 +1,4 @@
-"""The random numbers of a process: what dropout, transforms and samplers draw from."""
+"""Random number generators of a process, from which dropout, transforms and samplers draw."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 
 
 def seed_all(seed: int, device: torch.device) -> None:
-    """Start the generators of torch (also the device's), NumPy and Python."""
+    """Seed the generators of torch (also the device's), NumPy and Python."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - it is the one that transforms draw from
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - transforms draw from this one
     random.seed(seed)
 
 
 def rng_state(device: torch.device) -> dict[str, Tensor]:
-    """All of them as tensors, so that processes can exchange them."""
+    """States of all generators as tensors, which processes can exchange."""
     numpy: Any = np.random.get_state(legacy=True)  # noqa: NPY002
     _, keys, position, has_gauss, gauss = numpy
     version, words, gauss_next = random.getstate()
@@ -41,7 +41,7 @@ def rng_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_rng_state(state: dict[str, Tensor], device: torch.device) -> None:
-    """Go on where :func:`rng_state` was called."""
+    """Restore the states that :func:`rng_state` returned."""
     # Copies: torch 2.13 reads past the end of a row of a larger tensor.
     state = {name: tensor.cpu().clone() for name, tensor in state.items()}
     torch.set_rng_state(state["torch"])
@@ -56,8 +56,8 @@ def set_rng_state(state: dict[str, Tensor], device: torch.device) -> None:
 
 
 @contextmanager
-def own_randomness(seed: int, device: torch.device) -> Iterator[None]:
-    """Generators started from ``seed`` inside; the caller's are as they were afterwards."""
+def seeded_rng(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed all generators inside; restore the caller's states afterwards."""
     before = rng_state(device)
     seed_all(seed, device)
     try:
@@ -67,7 +67,7 @@ def own_randomness(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def loader_generators(loader: Any) -> list[torch.Generator]:
-    """The generators that a DataLoader and its samplers draw from, besides torch's own."""
+    """Generators that a DataLoader and its samplers draw from, besides torch's global one."""
     sampler, batches = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
     owners = (loader, sampler, batches, getattr(batches, "sampler", None))
     found = [getattr(owner, "generator", None) for owner in owners]

@@ -1,6 +1,6 @@
-"""A run's state as JSON and safetensors: written whole or not at all, and read without pickle.
+"""The state of a run as JSON and safetensors: written atomically, and read without pickle.
 
-:mod:`hetsngp.io.storage` writes the files; here any nest of dicts, lists and tensors is made fit for them.
+:mod:`hetsngp.io.storage` writes the files; here nested dicts, lists and tensors are converted for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KIND = "training state"
 
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:
-    """Replace the state in ``folder``, if any, by this one, atomically."""
+    """Write the state atomically, in place of an earlier one in ``folder``."""
     for left in folder.glob(".saving-*"):  # by a process that was killed; there is one writer to a folder
         left.unlink(missing_ok=True)
     tensors: dict[str, Tensor] = {}
@@ -26,7 +26,7 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """What :func:`write_state` was given, tensors on the CPU."""
+    """Read what :func:`write_state` wrote; tensors are on the CPU."""
     description, tensors = storage.read(folder)
     if description.get("kind") != KIND:
         raise ArtifactError(f"{folder} holds a model and no training state: hetsngp.load reads it")
@@ -40,23 +40,23 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def has_state(folder: Path) -> bool:
-    """Whether there is something to read."""
+    """Whether the folder holds a state."""
     return (folder / storage.CONFIG).is_file()
 
 
 def remove_states(folders: list[Path]) -> None:
-    """Forget older states."""
+    """Delete the folders of older states."""
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _without_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """The nest with a name in place of each tensor. JSON has no tuples and no numbers for keys: both are
-    spelt out, so that what is read equals what was written.
+    """Replace each tensor in nested containers by a name. JSON has neither tuples nor keys that are numbers:
+    both are written out, so that what is read equals what was written.
     """
     if isinstance(value, Tensor):
-        name = f"{len(tensors)}{name}"  # as a path alone it may not be the only one
-        tensors[name] = value.detach().cpu().contiguous().clone()  # row-major, as a file has it
+        name = f"{len(tensors)}{name}"  # the path alone may not be unique
+        tensors[name] = value.detach().cpu().contiguous().clone()  # row-major, as safetensors wants it
         return {"tensor": name}
     if isinstance(value, dict):
         items = [[key, _without_tensors(v, f"{name}/{key}", tensors)] for key, v in value.items()]

@@ -75,7 +75,7 @@ def current_config(described: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def current_description(described: Any) -> Any:
-    """A description of a recipe, maybe written by 0.1, with the names that :meth:`Recipe.describe` has now."""
+    """A description of a recipe, maybe written by 0.1, with the names that ``Recipe.describe`` has now."""
     try:
         found = dict(described)
         found["config"] = current_config(found.pop("plan" if "plan" in found else "config"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hetsngp._moved import renamed, renamed_arguments
 from hetsngp.fitting.schedule import Schedule
 from hetsngp.training.config import TrainConfig
 from hetsngp.training.hardware import Hardware
@@ -26,40 +28,47 @@ from hetsngp.training.recipes.keys import (
 )
 from hetsngp.training.recipes.task import ImageTask, VerdictRules
 
-BOOK = Path(__file__).parents[2] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 BOUND_EVERY = 10
-"""Steps from one measurement of the spectral bound to the next (docs/decisions.md)."""
+"""Steps from one measurement of the spectral norms to the next (docs/decisions.md)."""
 SEEDS = 2**32
 
 
+@renamed_arguments(plan="config")
 @dataclass(frozen=True)
 class Recipe:
-    """Everything about a training but where its results go."""
+    """Everything about a training except the folder of its results."""
 
     name: str
-    """In the book, or the stem of the file."""
+    """Name of a config of the package, or the stem of the file."""
     task: ImageTask
-    plan: TrainConfig
+    config: TrainConfig
     hardware: Hardware = field(default_factory=Hardware)
     verdicts: VerdictRules = field(default_factory=VerdictRules)
     changes: tuple[str, ...] = ()
-    """What was asked for in place of what the file says, as "key=value"."""
+    """Changes to the file, as "key=value"."""
+
+    @property
+    def plan(self) -> TrainConfig:
+        """Old name of ``config``."""
+        warnings.warn("Recipe.plan is now called Recipe.config", DeprecationWarning, stacklevel=2)
+        return self.config
 
     def describe(self) -> dict[str, Any]:
-        """All that decides the result, for JSON."""
+        """Everything that decides the result, for JSON."""
         task = {**asdict(self.task), "options": _plain(dict(self.task.options))}
         del task["workers"]
         return {
             "name": self.name,
             "task": task,
-            "config": self.plan.describe(),
+            "config": self.config.describe(),
             "verdicts": asdict(self.verdicts),
         }
 
     def on_this_machine(self) -> tuple[Recipe, str | None]:
-        """With hardware settings that are for GPUs left out where there is none; and a note that says so."""
+        """Drop hardware settings for GPUs where there is none; also returns a note that says so."""
         asked = {text.partition("=")[0].strip() for text in self.changes}
-        # A file that says "cpu" was written for one; a caller who says so has a file for GPUs.
+        # A file with "cpu" was written for CPUs; a caller who sets "cpu" may have a file for GPUs.
         kind = "auto" if "hardware.accelerator" in asked else self.hardware.accelerator
         on_cpu = kind == "auto" and (self.hardware.accelerator == "cpu" or not torch.cuda.is_available())
         plain = {
@@ -74,13 +83,14 @@ class Recipe:
         return replace(self, hardware=replace(self.hardware, **plain)), note
 
 
-def book_names() -> tuple[str, ...]:
-    """The recipes that come with the package: "cifar10", "cifar100/hetsngp", …"""
-    return tuple(sorted(file.relative_to(BOOK).with_suffix("").as_posix() for file in BOOK.rglob("*.toml")))
+def recipe_names() -> tuple[str, ...]:
+    """Names of the recipes that come with the package: "cifar10", "cifar100/hetsngp", …"""
+    files = CONFIGS.rglob("*.toml")
+    return tuple(sorted(file.relative_to(CONFIGS).with_suffix("").as_posix() for file in files))
 
 
 def recipe_file(source: str | Path) -> tuple[str, Path]:
-    """Name and file of a recipe: a path that ends in .toml, or a name in the book."""
+    """Name and file of a recipe: a path that ends in .toml, or a name that :func:`recipe_names` lists."""
     if str(source).endswith(".toml"):
         path = Path(source).expanduser()
         if not path.is_file():
@@ -89,22 +99,22 @@ def recipe_file(source: str | Path) -> tuple[str, Path]:
             )
         return path.stem, path
     name = str(source)
-    if name not in book_names() and Path(name).exists():
+    if name not in recipe_names() and Path(name).exists():
         raise ValueError(
             f"{name} is no recipe: to train on it, `hetsngp train images --set data={name}`, or "
             "write a .toml file"
         )
-    if name not in book_names():
-        close = hint(difflib.get_close_matches(name, book_names(), n=1))
+    if name not in recipe_names():
+        close = hint(difflib.get_close_matches(name, recipe_names(), n=1))
         raise ValueError(f"unknown recipe {name!r}: {close}`hetsngp recipes` lists all; a file ends in .toml")
-    return name, BOOK / f"{name}.toml"
+    return name, CONFIGS / f"{name}.toml"
 
 
 def read_recipe(source: str | Path, changes: Sequence[str] = ()) -> Recipe:
-    """The recipe in a .toml file, or of that name in the book, with ``changes`` such as "schedule.epochs=3".
+    """Read a .toml file, or a recipe of the package by name; ``changes`` are such as "schedule.epochs=3".
 
     >>> recipe = read_recipe("cifar10", ["network=wrn-10-1", "schedule.epochs=2", "options.rank=3"])
-    >>> recipe.task.network, recipe.plan.schedule.epochs, dict(recipe.task.options)["rank"]
+    >>> recipe.task.network, recipe.config.schedule.epochs, dict(recipe.task.options)["rank"]
     ('wrn-10-1', 2, 3)
     """
     name, path = recipe_file(source)
@@ -131,30 +141,34 @@ def _recipe(name: str, content: dict[str, Any], changes: tuple[str, ...]) -> Rec
     if not 0 <= seed < SEEDS:
         raise ValueError(f"seed is a whole number from 0 to {SEEDS - 1}, got {seed}")
     task = make(ImageTask, "", {**top, "options": options_of(content.get("options", {}))})
-    rate = dict(content.get("schedule", {}))
-    shares = rate.pop("milestone_shares", None)
-    if "epochs" not in rate:
+    schedule_values = dict(content.get("schedule", {}))
+    shares = schedule_values.pop("milestone_shares", None)
+    if "epochs" not in schedule_values:
         raise ValueError("schedule.epochs is missing: say how long to train")
-    epochs = typed("schedule.epochs", rate["epochs"], Schedule)
+    epochs = typed("schedule.epochs", schedule_values["epochs"], Schedule)
     if shares is not None:
-        if "milestones" in rate:
+        if "milestones" in schedule_values:
             raise ValueError("schedule.milestones and schedule.milestone_shares say the same: leave one out")
         if not isinstance(shares, list) or not all(isinstance(s, float | int) and 0 < s < 1 for s in shares):
             raise ValueError(
                 f"schedule.milestone_shares are between 0 and 1, e.g. [0.5, 0.8], got {shares!r}"
             )
-        rate["milestones"] = [share * epochs for share in shares]
-    warmup = typed("schedule.warmup", rate.get("warmup", 0), Schedule)
-    rate["warmup"] = min(warmup, epochs / 2)  # a recipe cut short for a look
-    schedule = make(Schedule, "schedule", {"smooth": True, **rate})
+        schedule_values["milestones"] = [share * epochs for share in shares]
+    warmup = typed("schedule.warmup", schedule_values.get("warmup", 0), Schedule)
+    schedule_values["warmup"] = min(warmup, epochs / 2)  # also for a recipe with few epochs, to try it
+    schedule = make(Schedule, "schedule", {"smooth": True, **schedule_values})
     training = {"bound_every": BOUND_EVERY, **content.get("training", {})}
-    plan = make(TrainConfig, "training", {**training, "schedule": schedule, "seed": seed})
+    config = make(TrainConfig, "training", {**training, "schedule": schedule, "seed": seed})
     hardware = make(Hardware, "hardware", content.get("hardware", {}))
     return Recipe(
-        name, task, plan, hardware, make(VerdictRules, "verdicts", content.get("verdicts", {})), changes
+        name, task, config, hardware, make(VerdictRules, "verdicts", content.get("verdicts", {})), changes
     )
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    """Options that strict JSON can hold."""
+    """Convert options to what strict JSON can hold."""
     return {name: "inf" if value == float("inf") else value for name, value in options.items()}
+
+
+def __getattr__(name: str) -> Any:
+    return renamed(__name__, name)

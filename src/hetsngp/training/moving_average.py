@@ -1,4 +1,4 @@
-"""An exponential moving average of a model's weights and statistics.
+"""Exponential moving average of the weights and statistics of a model.
 
 torch's AveragedModel copies the model when it is made and takes buffers only in the shapes they have then;
 the spectral bound's vectors have none before the first batch.
@@ -12,17 +12,17 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from hetsngp.training.checkpointing.states import laid_out_like, share_like
+from hetsngp.training.checkpointing.state_dicts import shard_like, with_memory_format_of
 
 
-class Average:
+class MovingAverage:
     """ā ← λ·ā + (1 − λ)·a after each step, λ = min(decay, (1 + t)/(10 + t)): the start is soon forgotten.
 
     Of everything in the state dict that has decimals; whole numbers, and what is a direction and no
     quantity (the power iteration's vectors), are as the model has them.
 
     >>> model = nn.Linear(1, 1, bias=False)
-    >>> average = Average(model, 0.9)
+    >>> average = MovingAverage(model, 0.9)
     >>> with torch.no_grad():
     ...     for value in (0.0, 1.0, 1.0):
     ...         _ = model.weight.fill_(value)
@@ -60,7 +60,7 @@ class Average:
         own = self.model.state_dict()
         self.steps = steps
         self.state = {
-            name: share_like(laid_out_like(value.to(own[name].device), own[name]), own[name])
+            name: shard_like(with_memory_format_of(value.to(own[name].device), own[name]), own[name])
             for name, value in state.items()
             if name in own
         }

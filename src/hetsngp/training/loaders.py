@@ -1,4 +1,4 @@
-"""The batches of one process: an epoch at a time, from any batch of it on."""
+"""Batches of one process: an epoch at a time, from any batch on; and loaders sharded over processes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from hetsngp.validation import (
 )
 
 
-class Feed:
+class ResumableLoader:
     """Batches of ``loader`` for this process of a Fabric, in the order of the epoch.
 
-    A loader of ours (:class:`hetsngp.data.images.device_loader.DeviceLoader`) moves to the device, goes to any batch
-    at once, and its batches are shared out. A DataLoader gets Fabric's sampler where there are several
-    processes, one over tar files (:class:`hetsngp.data.shards.streams.ShardLoader`) shares out its images itself; to
-    go to a batch in the middle, those before it are loaded again, from the random numbers that the epoch
-    began with, and thrown away. Any other iterable is for one process. Whatever has ``set_epoch`` is told.
+    A :class:`~hetsngp.data.images.device_loader.DeviceLoader` moves to the device, starts at any batch at no
+    cost, and its batches are split over processes. A DataLoader gets Fabric's sampler where there are several
+    processes; a :class:`~hetsngp.data.shards.streams.ShardLoader`, over tar files, splits its images itself.
+    To start in the middle of an epoch, both load the batches before it again, from the random numbers that
+    the epoch began with, and drop them. Any other iterable is for one process. ``set_epoch`` is called
+    where a loader has it.
     """
 
     def __init__(
@@ -44,10 +45,10 @@ class Feed:
     ) -> None:
         self.device, self.model = fabric.device, model
         self.seed, self.rank, self.world_size = seed, fabric.global_rank, fabric.world_size
-        self.rows: int | None = getattr(loader, "batch_size", None)
-        """Of a batch, in each process."""
-        self.ours = is_device_loader(loader)
-        if self.ours:
+        self.batch_size: int | None = getattr(loader, "batch_size", None)
+        """Examples of a batch in each process; of a DeviceLoader, in all of them."""
+        self.is_device_loader = is_device_loader(loader)
+        if self.is_device_loader:
             data: Any = loader.dataset  # type: ignore[attr-defined]
             if data.num_classes > model.num_classes:
                 raise ValueError(
@@ -65,8 +66,8 @@ class Feed:
         elif isinstance(loader, ShardLoader):
             if fabric.world_size > 1 and not loader.stream.train:
                 raise ValueError(
-                    f"{fabric.world_size} processes cannot train on a loader that is made to evaluate, whose "
-                    "parts are not of one size: images.loader(..., train=True)"
+                    f"{fabric.world_size} processes cannot train on a loader for evaluation, whose parts "
+                    "differ in size: images.loader(..., train=True)"
                 )
             loader = loader.shard(fabric.global_rank, fabric.world_size)
         elif isinstance(loader, DataLoader) and fabric.world_size > 1:
@@ -84,16 +85,16 @@ class Feed:
                 "again, e.g. a DataLoader or a list of batches"
             )
         self.loader: Any = loader
-        self.before: dict[str, Any] = {}
-        """Random numbers as they were when the epoch began."""
+        self.rng_at_epoch_start: dict[str, Any] = {}
+        """States of the random number generators when the epoch began."""
 
     def randomness(self) -> dict[str, Any]:
-        """As it is now."""
+        """States of the random number generators now."""
         generators = [generator.get_state() for generator in loader_generators(self.loader)]
         return {"rng": rng_state(self.device), "generators": generators}
 
-    def begin(self, epoch: int, skip: int = 0, before: dict[str, Any] | None = None) -> Rest:
-        """Epoch ``epoch`` (from 1) without its first ``skip`` batches, which began at ``before``."""
+    def begin(self, epoch: int, skip: int = 0, before: dict[str, Any] | None = None) -> RemainingBatches:
+        """Begin epoch ``epoch`` (from 1) after its first ``skip`` batches; ``before``: its random states."""
         if before is not None:
             set_rng_state(before["rng"], self.device)
             generators = loader_generators(self.loader)
@@ -104,17 +105,16 @@ class Feed:
                 )
             for generator, state in zip(generators, before["generators"], strict=True):
                 generator.set_state(state)
-        self._draw_apart(epoch)
-        self.before = self.randomness()
-        if self.ours:
+        self._seed_process(epoch)
+        self.rng_at_epoch_start = self.randomness()
+        if self.is_device_loader:
             self.loader.set_epoch(epoch - 1)
             self.loader.start_at(skip)
-            return Rest(self.loader, iter(self.loader))  # what it holds has been checked once and for all
+            return RemainingBatches(self.loader, iter(self.loader))  # its data were checked when it was made
         if hasattr(self.loader, "_num_iter_calls"):
-            # Fabric tells its sampler the epoch by counting its own iterations, which a resumed run has not
-            # all made.
+            # Fabric tells its sampler the epoch by counting iterations, which a resumed run has not all made.
             self.loader._num_iter_calls = epoch - 1
-        # Workers that stay on are seeded once, at the first epoch: in a resumed run that is another one.
+        # Persistent workers are seeded once, at the first epoch, which is another one in a resumed run.
         inner = getattr(self.loader, "_dataloader", self.loader)
         if getattr(inner, "_iterator", None) is not None:
             inner._iterator = None
@@ -126,12 +126,14 @@ class Feed:
                 f"the run stopped after {skip} batches of epoch {epoch}, but the loader now has fewer: "
                 "resume with the data it began with"
             )
-        return Rest(self.loader, self._checked(batches))
+        return RemainingBatches(self.loader, self._checked(batches))
 
-    def _draw_apart(self, epoch: int) -> None:
-        """Processes have copies of one loader: without this their workers would all draw the same crops."""
+    def _seed_process(self, epoch: int) -> None:
+        """Seed the loader's generator by process: otherwise the workers of all would draw the same crops."""
         inner = getattr(self.loader, "_dataloader", self.loader)
-        if self.world_size == 1 or self.ours or isinstance(inner, ShardLoader):  # whose crops are by position
+        if (
+            self.world_size == 1 or self.is_device_loader or isinstance(inner, ShardLoader)
+        ):  # crops are drawn by position
             return
         generator = getattr(inner, "generator", None)
         if isinstance(generator, torch.Generator):
@@ -139,7 +141,7 @@ class Feed:
             generator.manual_seed(int(state >> np.uint64(1)))
 
     def _checked(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Before they go to the device: there a look at the values would make the host wait."""
+        """Check batches before they go to the device, where reading values would make the host wait."""
         head = self.model.head
         for batch in batches:
             x, y, weight = check_batch(batch, "loader")
@@ -151,8 +153,8 @@ class Feed:
             yield batch
 
 
-class Rest:
-    """What is left of an epoch; its length is that of the whole epoch."""
+class RemainingBatches:
+    """Rest of an epoch; its length is that of the whole epoch."""
 
     def __init__(self, loader: Any, batches: Iterator[Any]) -> None:
         self.loader, self.batches = loader, batches
@@ -165,7 +167,7 @@ class Rest:
 
 
 def num_examples(loader: Any) -> int | None:
-    """Of all processes, where it is known."""
+    """Number of examples of all processes, where it is known."""
     try:
         return len(loader.dataset)
     except (AttributeError, TypeError):
@@ -173,7 +175,7 @@ def num_examples(loader: Any) -> int | None:
 
 
 def _check_shareable(loader: DataLoader[Any]) -> None:
-    """Processes draw different random numbers: a sampler of its own would give each another epoch."""
+    """Refuse custom samplers: processes draw different random numbers, so each would have another epoch."""
     if not isinstance(loader.sampler, RandomSampler | SequentialSampler) or num_examples(loader) is None:
         raise TypeError(
             f"several processes cannot share a DataLoader with a {type(loader.sampler).__name__} over a "
@@ -182,13 +184,13 @@ def _check_shareable(loader: DataLoader[Any]) -> None:
         )
 
 
-def share_of(loader: Any, fabric: Any) -> Any:
-    """This process's part of the data, every example once and in no more than one process, for sums."""
+def shard_loader(loader: Any, fabric: Any) -> Any:
+    """Part of the data for this process, each example in exactly one process, for sums over the data."""
     rank, world = fabric.global_rank, fabric.world_size
     count = num_examples(loader)
     if (
         count is not None and count < world
-    ):  # in all processes alike: one alone would leave the others waiting
+    ):  # raised in all processes: one alone would leave the others waiting
         raise ValueError(f"{count} examples cannot be shared by {world} processes: use fewer")
     if is_device_loader(loader):
         loader = loader.to(fabric.device).shard(rank, world)
@@ -225,7 +227,7 @@ def _strided(loader: Any, rank: int, world: int) -> DataLoader[Any]:
 
 
 def to_channels_last(x: Any) -> Any:
-    """Images in that memory format; anything else as it is."""
+    """Convert images to that memory format; anything else is returned unchanged."""
     if isinstance(x, torch.Tensor) and x.dim() == 4:
         return x.contiguous(memory_format=torch.channels_last)
     return x

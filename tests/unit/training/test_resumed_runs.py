@@ -17,11 +17,11 @@ import hetsngp
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.device_loader import DeviceLoader
 from hetsngp.fitting.loop import TrainState
-from hetsngp.nn.spectral_cache import holdable_layers
+from hetsngp.nn.spectral_cache import cacheable_layers
 from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig
-from hetsngp.training.checkpointing.saving import Saving, _rows, _table
+from hetsngp.training.checkpointing.checkpoint import Checkpointer, _rows, _table
 from hetsngp.training.checkpointing.storage import read_state, write_state
-from hetsngp.training.feeds import Feed, share_of
+from hetsngp.training.loaders import ResumableLoader, shard_loader
 
 pytest.importorskip("lightning")
 
@@ -58,7 +58,7 @@ class DiesAt(DataLoader[Any]):
             yield batch
 
 
-def keep(folder: Path, **options: Any) -> CheckpointConfig:
+def checkpoints_in(folder: Path, **options: Any) -> CheckpointConfig:
     return CheckpointConfig(folder, seconds=0, tensorboard=False, **options)
 
 
@@ -67,28 +67,36 @@ def begin(
 ) -> None:
     dying = DiesAt(at, TensorDataset(X, Y), 6, shuffle=True)
     with pytest.raises(Died):
-        engine.train(toy.build(method), dying, plan, held_out=HELD_OUT, keep=keep(folder))
+        engine.train(toy.build(method), dying, plan, held_out=HELD_OUT, checkpoints=checkpoints_in(folder))
 
 
 @pytest.mark.parametrize("other", [loader(18), loader(size=8)])
 def test_other_data_are_refused(other: Any, engine: Engine, tmp_path: Path) -> None:
     begin(engine, tmp_path)
     with pytest.raises(ValueError, match="on other data"):
-        engine.train(toy.build("hetsngp"), other, PLAN, held_out=HELD_OUT, keep=keep(tmp_path, changed=True))
+        engine.train(
+            toy.build("hetsngp"),
+            other,
+            PLAN,
+            held_out=HELD_OUT,
+            checkpoints=checkpoints_in(tmp_path, changed=True),
+        )
 
 
 def test_another_task_is_refused(engine: Engine, tmp_path: Path) -> None:
     model = toy.build("deterministic")
-    engine.train(model, loader(), PLAN, keep=keep(tmp_path, about={"data": "cats"}))
+    engine.train(model, loader(), PLAN, checkpoints=checkpoints_in(tmp_path, about={"data": "cats"}))
     with pytest.raises(ValueError, match="data 'cats', now 'dogs'"):
-        engine.train(model, loader(), PLAN, keep=keep(tmp_path, about={"data": "dogs"}))
+        engine.train(model, loader(), PLAN, checkpoints=checkpoints_in(tmp_path, about={"data": "dogs"}))
 
 
 def test_a_finished_run_cannot_be_made_longer(engine: Engine, tmp_path: Path) -> None:
-    engine.train(toy.build("deterministic"), loader(), PLAN, keep=keep(tmp_path))
+    engine.train(toy.build("deterministic"), loader(), PLAN, checkpoints=checkpoints_in(tmp_path))
     longer = replace(PLAN, schedule=replace(PLAN.schedule, epochs=5))
-    with pytest.raises(ValueError, match=r"finished run by another plan \(epochs 3, now 5"):
-        engine.train(toy.build("deterministic"), loader(), longer, keep=keep(tmp_path, changed=True))
+    with pytest.raises(ValueError, match=r"finished run with another configuration \(epochs 3, now 5"):
+        engine.train(
+            toy.build("deterministic"), loader(), longer, checkpoints=checkpoints_in(tmp_path, changed=True)
+        )
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1)])
@@ -100,7 +108,7 @@ def test_bounds_may_be_held_from_now_on(before: int, after: int, engine: Engine,
         loader(),
         replace(plan, bound_every=after),
         held_out=HELD_OUT,
-        keep=keep(tmp_path, changed=True),
+        checkpoints=checkpoints_in(tmp_path, changed=True),
     )
     assert trained.resumed == 6
     assert len(trained.history) == 3
@@ -116,7 +124,7 @@ def test_the_best_of_a_run_that_never_was_is_not_ours(engine: Engine, tmp_path: 
         tmp_path, seconds=1e-9, tensorboard=False
     )  # a checkpoint at the end of each epoch
     with pytest.raises(Died):
-        engine.train(toy.build("hetsngp"), dying, PLAN, held_out=HELD_OUT, keep=ends)
+        engine.train(toy.build("hetsngp"), dying, PLAN, held_out=HELD_OUT, checkpoints=ends)
     [best] = tmp_path.glob("best-*")
     state = read_state(best)["model"]
     assert any(bool(state[name].any()) for name in dict(toy.build("hetsngp").named_parameters()))
@@ -125,7 +133,7 @@ def test_the_best_of_a_run_that_never_was_is_not_ours(engine: Engine, tmp_path: 
 def test_what_a_killed_write_left_behind_goes(engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / ".saving-0123").write_bytes(b"half a checkpoint")
-    engine.train(toy.build("deterministic"), loader(), PLAN, keep=keep(tmp_path))
+    engine.train(toy.build("deterministic"), loader(), PLAN, checkpoints=checkpoints_in(tmp_path))
     assert not list((tmp_path / "checkpoint").glob(".saving-*"))
 
 
@@ -142,11 +150,11 @@ def test_a_mask_may_be_infinite(engine: Engine, tmp_path: Path) -> None:
             return self.linear(x)
 
     model = hetsngp.build("deterministic", Masked(), 3)
-    assert len(engine.train(model, loader(), PLAN, keep=keep(tmp_path)).history) == 3
+    assert len(engine.train(model, loader(), PLAN, checkpoints=checkpoints_in(tmp_path)).history) == 3
 
 
 def test_rows_of_ten_thousand_epochs(tmp_path: Path) -> None:
-    row = {"epoch": 1, "updates": 7, "loss": 0.1, "held_out": None, "rate": 1e-3, "seconds": 2.0}
+    row = {"epoch": 1, "updates": 7, "loss": 0.1, "held_out": None, "lr": 1e-3, "seconds": 2.0}
     rows: Any = [{**row, "epoch": i, "examples_per_second": 3.0} for i in range(1, 10_001)]
     write_state(tmp_path, {"rows": _table(rows)})
     assert _rows(read_state(tmp_path)["rows"], watched=False) == rows
@@ -166,9 +174,15 @@ def test_an_infinite_loss_stops(engine: Engine) -> None:
 def test_a_refused_run_leaves_no_trace(engine: Engine, tmp_path: Path) -> None:
     begin(engine, tmp_path, replace(PLAN, bound_every=2))
     model = toy.build("hetsngp")
-    with pytest.raises(ValueError, match="another plan"):
-        engine.train(model, loader(), replace(PLAN, bound_every=3), held_out=HELD_OUT, keep=keep(tmp_path))
-    layers = holdable_layers(model).values()
+    with pytest.raises(ValueError, match="another configuration"):
+        engine.train(
+            model,
+            loader(),
+            replace(PLAN, bound_every=3),
+            held_out=HELD_OUT,
+            checkpoints=checkpoints_in(tmp_path),
+        )
+    layers = cacheable_layers(model).values()
     assert layers
     assert all(layer.spectral_direction is None for layer in layers)
 
@@ -188,10 +202,14 @@ def test_workers_that_stay_on_do_not_change_a_resumed_run(engine: Engine, tmp_pa
         }
         return DiesAt(at, TensorDataset(X, Y), 6, shuffle=True, **own)
 
-    alone = engine.train(toy.build("sngp"), with_worker(), PLAN, keep=keep(tmp_path / "alone"))
+    alone = engine.train(
+        toy.build("sngp"), with_worker(), PLAN, checkpoints=checkpoints_in(tmp_path / "alone")
+    )
     with pytest.raises(Died):  # in the second epoch
-        engine.train(toy.build("sngp"), with_worker(6), PLAN, keep=keep(tmp_path / "died"))
-    again = engine.train(toy.build("sngp"), with_worker(), PLAN, keep=keep(tmp_path / "died"))
+        engine.train(toy.build("sngp"), with_worker(6), PLAN, checkpoints=checkpoints_in(tmp_path / "died"))
+    again = engine.train(
+        toy.build("sngp"), with_worker(), PLAN, checkpoints=checkpoints_in(tmp_path / "died")
+    )
     assert again.resumed == 6
     for name, value in alone.model.state_dict().items():
         assert torch.equal(value, again.model.state_dict()[name]), name
@@ -208,9 +226,9 @@ def test_a_global_batch_is_one_for_any_number_of_processes(
     """From what so many would have written of the same batches, one goes on to the same end."""
 
     def train(data: Any, kept: CheckpointConfig | None = None) -> Any:
-        return engine.train(toy.build("deterministic"), data, PLAN, keep=kept)
+        return engine.train(toy.build("deterministic"), data, PLAN, checkpoints=kept)
 
-    kept = keep(tmp_path, about={"batch_size": 6})
+    kept = checkpoints_in(tmp_path, about={"batch_size": 6})
     with pytest.raises(Died):
         train(DiesAt(5, TensorDataset(X, Y), 6), kept)
     state = read_state(tmp_path / "checkpoint")
@@ -237,27 +255,27 @@ def test_a_global_batch_is_one_for_any_number_of_processes(
         ((2, 4), (3, 4), 1, 8),
         ((2, 4), (5, 4), 1, 4),  # 96 images are 4.8 batches: begin with the fifth
         ((2, 4), (1, 8), 5, 10),  # and with a group
-        ((2, None), (1, 8), 1, 24),  # a checkpoint, or loader, without a number of rows
+        ((2, None), (1, 8), 1, 24),  # a checkpoint, or loader, without a batch size
         ((2, 4), (1, None), 1, 24),
     ],
 )
-def test_a_place_after_twelve_batches(
+def test_the_state_after_twelve_batches(
     then: tuple[int, int | None], now: tuple[int, int | None], accumulate: int, batches: int
 ) -> None:
-    feed = SimpleNamespace(ours=False, rows=now[1])
+    loader = SimpleNamespace(is_device_loader=False, batch_size=now[1])
     run: Any = SimpleNamespace(
         fabric=fabric(now[0]),
-        plan=replace(PLAN, accumulate=accumulate),
-        data=SimpleNamespace(feed=feed),
+        config=replace(PLAN, accumulate=accumulate),
+        data=SimpleNamespace(loader=loader),
     )
-    place = TrainState(2, 12, 30, 60, 7.5)
-    Saving(run)._share_anew(place, *then)
-    assert (place.epoch, place.batches, place.updates) == (2, batches, 30)
-    assert (place.seen, place.total) == (60 * then[0] // now[0], 7.5 * then[0] / now[0])
-    feed.ours = True  # whose batches are those of all processes
-    place = TrainState(2, 12, 30, 60, 7.5)
-    Saving(run)._share_anew(place, *then)
-    assert place.batches == 12
+    state = TrainState(2, 12, 30, 60, 7.5)
+    Checkpointer(run)._rescale(state, *then)
+    assert (state.epoch, state.batches, state.updates) == (2, batches, 30)
+    assert (state.seen, state.total) == (60 * then[0] // now[0], 7.5 * then[0] / now[0])
+    loader.is_device_loader = True  # whose batches are those of all processes
+    state = TrainState(2, 12, 30, 60, 7.5)
+    Checkpointer(run)._rescale(state, *then)
+    assert state.batches == 12
 
 
 # --- what several processes cannot share ----------------------------------------------------------------
@@ -271,9 +289,9 @@ def test_parts_of_a_batch_are_equal() -> None:
     images = ImageArrays(torch.zeros(35, 1, 4, 4, dtype=torch.uint8), torch.arange(35) % 3, tuple("abc"))
     scale: Any = {"mean": [0.5], "std": [0.5]}
     with pytest.raises(ValueError, match="last batch has 3 examples, which 2 processes cannot share"):
-        Feed(DeviceLoader(images, 8, **scale), toy.build("sngp"), fabric(2))
-    Feed(DeviceLoader(images, 8, drop_last=True, **scale), toy.build("sngp"), fabric(2))
-    Feed(DeviceLoader(images, 8, **scale), toy.build("sngp"), fabric(1))
+        ResumableLoader(DeviceLoader(images, 8, **scale), toy.build("sngp"), fabric(2))
+    ResumableLoader(DeviceLoader(images, 8, drop_last=True, **scale), toy.build("sngp"), fabric(2))
+    ResumableLoader(DeviceLoader(images, 8, **scale), toy.build("sngp"), fabric(1))
 
 
 class Stream(IterableDataset[Any]):
@@ -287,9 +305,9 @@ class Stream(IterableDataset[Any]):
 )
 def test_epochs_that_differ_between_processes_are_refused(shared: Any) -> None:
     with pytest.raises(TypeError, match="shuffle=True"):
-        Feed(shared, toy.build("sngp"), fabric(2))
+        ResumableLoader(shared, toy.build("sngp"), fabric(2))
 
 
 def test_too_few_examples_for_all() -> None:
     with pytest.raises(ValueError, match="2 examples cannot be shared by 3 processes"):
-        share_of(loader(2), fabric(3))
+        shard_loader(loader(2), fabric(3))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hetsngp.models.methods import METHODS
 from hetsngp.nn.spectral import BoundedLinear
 from hetsngp.training import Engine, Hardware, Schedule, TrainConfig
-from hetsngp.training.average import Average
+from hetsngp.training.moving_average import MovingAverage
 
 DIRECTIONS = ("spectral_v", "spectral_direction")
 
@@ -78,7 +78,7 @@ class Mixed(nn.Module):
 @pytest.mark.parametrize("decay", [0.05, 0.5, 0.9, 0.999])
 def test_it_is_the_loop(decay: float, generator: torch.Generator) -> None:
     model = Mixed()
-    average, states = Average(model, decay), []
+    average, states = MovingAverage(model, decay), []
     assert model.state_dict()["layer.spectral_v"].shape == (0,)
     for _ in range(25):
         model.move(generator)
@@ -96,7 +96,7 @@ def test_it_is_the_loop(decay: float, generator: torch.Generator) -> None:
 def test_a_shape_that_comes_after_the_first_step(generator: torch.Generator) -> None:
     """As of a layer that the first batches did not call; and once more, at another size."""
     model = Mixed()
-    average, states = Average(model, 0.9), []
+    average, states = MovingAverage(model, 0.9), []
     for step in range(6):
         if step in (2, 4):
             model.layer.spectral_v = torch.randn(step, generator=generator)
@@ -115,8 +115,8 @@ def test_directions_are_not_averaged(generator: torch.Generator) -> None:
     """Half of v and half of −v is no direction at all."""
     model = Mixed()
     model.move(generator)
-    model.layer.hold()
-    average = Average(model, 0.5)
+    model.layer.cache_norm()
+    average = MovingAverage(model, 0.5)
     for _ in range(4):
         model.layer.spectral_v.neg_()
         model.layer.spectral_direction.neg_()
@@ -129,7 +129,7 @@ def test_the_average_is_its_own(generator: torch.Generator) -> None:
     """No tensor of the model is in it, also of those that are taken as they are."""
     model = Mixed()
     model.move(generator)
-    average = Average(model, 0.5)
+    average = MovingAverage(model, 0.5)
     average.update()
     before = {name: t.clone() for name, t in average.state.items()}
     with torch.no_grad():
@@ -140,7 +140,7 @@ def test_the_average_is_its_own(generator: torch.Generator) -> None:
 
 def test_applied_gives_back_the_bits(generator: torch.Generator) -> None:
     model = Mixed()
-    average = Average(model, 0.9)
+    average = MovingAverage(model, 0.9)
     for _ in range(4):
         model.move(generator)
         average.update()
@@ -163,12 +163,12 @@ def test_applied_gives_back_the_bits(generator: torch.Generator) -> None:
 
 def test_it_goes_on_where_it_was(generator: torch.Generator) -> None:
     model = Mixed()
-    whole = Average(model, 0.9)
+    whole = MovingAverage(model, 0.9)
     for step in range(8):
         model.move(generator)
         whole.update()
         if step == 3:
-            part = Average(model, 0.9)
+            part = MovingAverage(model, 0.9)
             part.load(whole.steps, {name: t.clone() for name, t in whole.state.items()})
         elif step > 3:
             part.update()
