@@ -54,7 +54,7 @@ class Made:
     def command(self) -> list[str]:
         """``hetsngp`` as a process that takes these for all of CIFAR: ``[*made.command, "train", …]``."""
         code = (
-            "import sys; sys.argv[0] = 'hetsngp'; from hetsngp.data import cifar; "
+            "import sys; sys.argv[0] = 'hetsngp'; from hetsngp.data.datasets import cifar; "
             f"cifar.SIZES.update({self.sizes}); from hetsngp.cli import main; main()"
         )
         return [sys.executable, "-c", code]

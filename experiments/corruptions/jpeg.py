@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from hetsngp.data.corruptions import CONSTANTS, SEVERITIES, corrupt
-from hetsngp.data.datasets.roots import data_root
+from hetsngp.data.datasets.dataset import data_root
 from hetsngp.data.images.files import read_image
 from hetsngp.data.sources import open_images
 from hetsngp.files import write_json

@@ -1,9 +1,15 @@
-"""Data sets. ``synthetic`` draws the paper's tasks in two dimensions.
+"""Data sets: readers, corruptions, loaders.
 
-``registry.open_data`` opens every named set as it lies on disk (``registry.describe`` lists them), and
-``sources.open_images`` reads images by name, from folders and from .npz files into memory. There they are an
-``images.ImageArrays``, of which ``device_loader.DeviceLoader`` makes augmented batches on the device; on disk
-they are a ``files.ImageFiles``. ``corruptions`` makes the 15 of CIFAR-C and ImageNet-C. ``tables.load_table``
-reads CSV and Parquet. All need torch only, but for image files and SVHN (the extra ``vision``) and tables
-(the extra ``tables``).
+- ``datasets``: the sets known by name. ``datasets.registry.open_data`` opens one, ``describe`` lists them;
+  ``datasets.synthetic`` draws the paper's tasks in two dimensions.
+- ``images``: labelled images in memory (``ImageArrays``, with ``DeviceLoader``) and on disk (``ImageFiles``,
+  ``MultiLabelFiles``).
+- ``shards``: images in tar files.
+- ``sources``: ``open_images`` and ``open_set`` take a name, a folder or a .npz file.
+- ``corruptions``: the 15 corruptions of CIFAR-C and ImageNet-C; ``corrupted``: sets of corrupted images.
+- ``preprocessing``: how images become tensors, saved with a model.
+- ``class_maps``: from a model's classes to those of a data set.
+- ``tables``: CSV and Parquet files.
+
+All need torch only, but for image files and SVHN (the extra ``vision``) and tables (the extra ``tables``).
 """

@@ -1,4 +1,4 @@
-"""From the classes a model knows to those a data set has."""
+"""Maps from the classes of a model to those of a data set."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from hetsngp.data.datasets.synsets import LISTS, wnids
 from hetsngp.validation import check_choice, eager
 
 NORMALISE = ("softmax", "sigmoid", "none")
+SAME_CLASSES = {"imagenet-c": "imagenet", "imagenet-v2": "imagenet"}
+"""Sets that have the classes of another set."""
 
 
 @dataclass(frozen=True, eq=False)
 class ClassMap:
     """Class j of the data set is class ``index[j]`` of the model; −1: one that the model does not have.
 
-    ``index``: (K',) int64. ``class_names``: K' of them, those of the data set. ``num_inputs``: the K classes
-    of the model, where it is known; then probabilities of any other number of classes are refused.
+    ``index``: (K',) int64. ``class_names``: the K' names of the data set. ``num_inputs``: the number K of
+    classes of the model, where known; then probabilities over any other number of classes are refused.
 
     >>> two_of_three = ClassMap(torch.tensor([2, -1, 0]), ("cat", "unicorn", "dog"), num_inputs=3)
     >>> two_of_three.apply(torch.tensor([[0.2, 0.5, 0.3]]))
@@ -65,43 +67,43 @@ class ClassMap:
     def between(
         cls, inputs: Iterable[str], outputs: Iterable[str], class_names: Iterable[str] | None = None
     ) -> ClassMap:
-        """By names, such as WordNet's numbers: each of ``outputs`` is looked up among ``inputs``.
+        """Match classes by name or WordNet's number: each of ``outputs`` is looked up among ``inputs``.
 
-        ``class_names``: other names for the outputs, to show to people.
+        ``class_names``: other names of the outputs, to show.
 
         >>> ClassMap.between(["a", "b", "c"], ["c", "d", "a"]).index
         tensor([ 2, -1,  0])
         """
         inputs, outputs = list(inputs), list(outputs)
-        place = {name: number for number, name in enumerate(inputs)}
-        if len(place) < len(inputs):
+        index_of = {name: number for number, name in enumerate(inputs)}
+        if len(index_of) < len(inputs):
             raise ValueError("two classes of the model have the same name: give each a name of its own")
-        index = torch.tensor([place.get(name, -1) for name in outputs])
+        index = torch.tensor([index_of.get(name, -1) for name in outputs])
         return cls(index, tuple(outputs if class_names is None else class_names), len(inputs))
 
     @property
     def num_classes(self) -> int:
-        """K', of the data set."""
+        """Number of classes K' of the data set."""
         return len(self.class_names)
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Classes of the data set that the model does not have."""
+        """Labels of the data set that the model does not have."""
         return tuple((self.index < 0).nonzero().flatten().tolist())
 
     def apply(self, probs: Tensor, *, normalise: str = "softmax") -> Tensor:
         """(N, K) probabilities over the model's classes → (N, K') over those of the data set.
 
-        ``normalise`` says how a row is made to add up to one, if it is:
+        ``normalise``: how each row is normalised to sum to one:
 
         - "softmax": p_j / Σ p, which is the softmax of the kept logits alone;
         - "sigmoid", for independent p: p_j/(1−p_j) / Σ p/(1−p), the probability of class j given that exactly
           one of the kept ones is there; that, too, is the softmax of the kept logits;
-        - "none": the kept probabilities as they are, for data that are themselves multi-label.
+        - "none": the kept probabilities unchanged, for multi-label data.
 
-        A missing class has probability zero. The best class is the same one in all three. Where all kept
-        probabilities are zero (they were rounded to it) the kept classes are equally likely. Halves are
-        computed in float32.
+        A missing class has probability zero. The most probable class is the same in all three. Where all kept
+        probabilities were rounded to zero, the kept classes are equally likely. Half precision is computed in
+        float32.
 
         >>> some = ClassMap(torch.tensor([0, 1]), ("cat", "dog"))
         >>> p = torch.tensor([[0.8, 0.5, 0.9]])
@@ -125,7 +127,7 @@ class ClassMap:
         return torch.where(total > 0, kept / torch.where(total > 0, total, 1), even.to(kept))
 
     def compose(self, other: ClassMap) -> ClassMap:
-        """First this map, K → K', then ``other``, K' → K''.
+        """Compose maps: first this one, K → K', then ``other``, K' → K''.
 
         >>> first = ClassMap(torch.tensor([4, -1, 2]), ("a", "b", "c"))
         >>> first.compose(ClassMap(torch.tensor([2, 1]), ("c", "b"))).index
@@ -158,22 +160,13 @@ class ClassMap:
             raise ValueError("probs must be probabilities in [0, 1]: for logits pass logits.softmax(1)")
 
 
-def _some(index: Tensor) -> str:
-    values = index[:5].tolist()
-    return f"{values}" if len(index) <= 5 else f"{values[:-1]} … ({len(index)} entries)"
-
-
-SAME_CLASSES = {"imagenet-c": "imagenet", "imagenet-v2": "imagenet"}
-"""Sets with the classes of another."""
-
-
 def match_classes(
     trained_on: str, model_classes: Sequence[str], spec: str, set_classes: Sequence[str]
 ) -> ClassMap | None:
-    """From the classes of a model trained on the set ``trained_on`` to those of the set ``spec``.
+    """Map from the classes of a model trained on the set ``trained_on`` to those of the set ``spec``.
 
     None where they are the same. Sets of the ImageNet family are matched by WordNet's numbers, all others by
-    the names of the classes.
+    class name.
 
     >>> match_classes("a", ["cat", "dog"], "b", ["dog", "owl"]).index
     tensor([ 1, -1])
@@ -197,3 +190,8 @@ def _wnids(name: str, names: Sequence[str]) -> tuple[str, ...] | None:
     base = SAME_CLASSES.get(base, base)
     known = wnids(base) if base in LISTS else None
     return known if known is not None and len(known) == len(names) else None
+
+
+def _some(index: Tensor) -> str:
+    values = index[:5].tolist()
+    return f"{values}" if len(index) <= 5 else f"{values[:-1]} … ({len(index)} entries)"

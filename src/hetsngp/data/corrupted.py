@@ -1,4 +1,4 @@
-"""Corrupted images by (corruption, severity), made or read when they are asked for."""
+"""Sets of corrupted images by (corruption, severity), computed or read at each access."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from hetsngp._moved import renamed
 from hetsngp.data import corruptions
 from hetsngp.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt, has_frost, load_frost
 from hetsngp.data.corruptions.apply import check, check_images
 from hetsngp.data.corruptions.frost_images import GET
 from hetsngp.data.corruptions.weather import CIFAR_FROST, shrunk
 from hetsngp.data.datasets.cifar_c import FOLDERS, CorruptedFiles, open_cifar_c
-from hetsngp.data.datasets.roots import ENVIRONMENT, data_root
+from hetsngp.data.datasets.dataset import ENVIRONMENT, data_root
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.sources import open_images
 from hetsngp.validation import check_choice
 
 LARGEST_CIFAR = 64
-"""Pixels up to which images get CIFAR-C's mild constants unless others are asked for."""
-Made = TypeVar("Made")
+"""Largest side in pixels for which CIFAR-C's mild constants are the default."""
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, eq=False)
 class CorruptedImages(Mapping[tuple[str, int], ImageArrays]):
-    """Clean ``images`` under ``names`` at ``severities``, each set made anew when asked for; none is kept.
+    """Clean ``images`` under the corruptions ``names`` at ``severities``, computed at each access.
 
-    Made by :func:`corrupted_images`.
+    Returned by :func:`corrupted_images`.
     """
 
     images: ImageArrays
@@ -45,7 +46,7 @@ class CorruptedImages(Mapping[tuple[str, int], ImageArrays]):
     seed: int
     frost: tuple[Tensor, ...] | None
     left_out: tuple[str, ...] = ()
-    """Standard corruptions that are not there, for want of the frost overlays."""
+    """Standard corruptions left out because the frost overlays are missing."""
 
     def __getitem__(self, key: tuple[str, int]) -> ImageArrays:
         if key not in self:
@@ -60,11 +61,11 @@ class CorruptedImages(Mapping[tuple[str, int], ImageArrays]):
         return replace(self.images, images=made)
 
     def fingerprint(self, key: tuple[str, int]) -> str:
-        """Of all that decides the set, code included: ``evaluate`` knows by it what was measured before."""
-        return f"{self._decided} {key}"
+        """Digest of all that decides the set, code included; ``evaluate`` finds cached results by it."""
+        return f"{self._digest} {key}"
 
     @functools.cached_property
-    def _decided(self) -> str:
+    def _digest(self) -> str:
         digest = hashlib.sha256(f"{self.constants} {self.seed}".encode())
         for tensor in (self.images.images, self.images.labels, *(self.frost or ())):
             digest.update(f"{tuple(tensor.shape)}".encode() + tensor.cpu().contiguous().numpy().tobytes())
@@ -73,7 +74,7 @@ class CorruptedImages(Mapping[tuple[str, int], ImageArrays]):
         return digest.hexdigest()
 
     def __contains__(self, key: object) -> bool:
-        return key in tuple(self)  # by __getitem__ a set would be made for the answer
+        return key in tuple(self)  # Mapping's own would compute the set
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
         return ((name, severity) for name in self.names for severity in self.severities)
@@ -91,11 +92,11 @@ def corrupted_images(
     seed: int = 0,
     root: str | Path | None = None,
 ) -> CorruptedImages:
-    """``images`` under the 15 standard corruptions, or those of ``names``, on the device where they are.
+    """Corrupt ``images`` by the 15 standard corruptions, or those of ``names``, on the device of the images.
 
     ``constants``: "cifar" or "imagenet"; None: CIFAR-C's up to 64 pixels. Where the folder ``frost`` of data
-    sets (``root``, or HETSNGP_DATA) is missing, all 15 become 14 and a warning says so; ``names`` with frost
-    among them is an error there. Overlays that are smaller than the images are enlarged.
+    sets (``root``, or HETSNGP_DATA) is missing, frost is left out with a warning; ``names`` that include it
+    are an error there. Overlays that are smaller than the images are enlarged.
 
     >>> import torch
     >>> grey = ImageArrays(torch.full((2, 3, 32, 32), 128).byte(), torch.tensor([0, 1]), ("a", "b"))
@@ -116,7 +117,7 @@ def corrupted_images(
                 f"{GET}",
                 stacklevel=2,
             )
-    # Once each: a set that comes twice would count twice in a mean.
+    # Once each: a repeated set would count twice in a mean.
     names = tuple(dict.fromkeys([names] if isinstance(names, str) else names))
     severities = tuple(dict.fromkeys(severities))
     frost = load_frost(root) if "frost" in names else None
@@ -125,17 +126,17 @@ def corrupted_images(
             check(name, severity, constants, frost)
     if frost is not None:
         frost = _large_enough(frost, images.images.shape[-2:], constants)
-    whole = tuple(int(severity) for severity in severities)  # NumPy's are no int
-    return CorruptedImages(images, names, whole, constants, seed, frost, left_out)
+    severities = tuple(int(severity) for severity in severities)  # of NumPy's integers too
+    return CorruptedImages(images, names, severities, constants, seed, frost, left_out)
 
 
 def open_corrupted(
     name: str, root: str | Path | None = None, *, seed: int = 0
 ) -> CorruptedImages | CorruptedFiles:
-    """CIFAR-10-C or CIFAR-100-C: the published files where they are, else made of the clean test images.
+    """Open CIFAR-10-C or CIFAR-100-C: the published files, or else computed from the clean test images.
 
-    The published noise is one draw and ours another, so numbers agree to within a draw's luck, not to the
-    last digit; ``isinstance(found, CorruptedFiles)`` tells which it is. ``seed`` is for ours.
+    The random numbers differ from the published ones, so results agree within sampling error only;
+    ``isinstance(found, CorruptedFiles)`` tells which it is. ``seed`` is for computed sets.
     """
     check_choice("name", name, tuple(FOLDERS))
     base = data_root(root)
@@ -146,42 +147,46 @@ def open_corrupted(
         images = open_images(clean, "test", root=base)
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"no {name}: there is no folder {published}, and nothing to make it of: {error}"
+            f"no {name}: there is no folder {published}, and no clean images to make it from: {error}"
         ) from error
     return corrupted_images(images, seed=seed, root=base)
 
 
 @dataclass(frozen=True, eq=False)
-class Mapped(Mapping[Any, Made], Generic[Made]):
-    """``fn`` of each value of ``sets``, when it is asked for: loaders of sets that are made on demand.
+class LazyMap(Mapping[Any, Value], Generic[Value]):
+    """``fn`` of each value of ``sets``, applied at access, such as a loader of each corrupted set.
 
-    >>> doubled = Mapped({"a": 1}, lambda value: 2 * value)
+    >>> doubled = LazyMap({"a": 1}, lambda value: 2 * value)
     >>> doubled["a"], list(doubled)
     (2, ['a'])
     """
 
     sets: Mapping[Any, Any]
-    fn: Callable[[Any], Made]
+    fn: Callable[[Any], Value]
     about: str | None = None
-    """Says all that decides what ``fn`` does (say, the mean and std of a loader), so that an evaluation that
-    goes on need not make a set to know that it was measured. None: it makes it, and looks."""
+    """All that decides the result of ``fn`` (say, mean and std of a loader), so that a resumed evaluation
+    finds a cached result without computing the set. None: it computes the set and compares."""
 
     def fingerprint(self, key: Any) -> str | None:
-        """That of the set, with ``about``; None where one of them is missing."""
-        told = getattr(self.sets, "fingerprint", lambda key: None)(key)
-        return None if self.about is None or told is None else f"{told} {self.about}"
+        """Fingerprint of the set, with ``about``; None where one of them is missing."""
+        inner = getattr(self.sets, "fingerprint", lambda key: None)(key)
+        return None if self.about is None or inner is None else f"{inner} {self.about}"
 
-    def __getitem__(self, key: Any) -> Made:
+    def __getitem__(self, key: Any) -> Value:
         return self.fn(self.sets[key])
 
     def __contains__(self, key: object) -> bool:
-        return key in self.sets  # by __getitem__ a value would be made for the answer
+        return key in self.sets  # Mapping's own would compute the value
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.sets)
 
     def __len__(self) -> int:
         return len(self.sets)
+
+
+def __getattr__(name: str) -> Any:
+    return renamed(__name__, name)
 
 
 def _frost_folder(root: str | Path | None) -> str:
@@ -191,9 +196,9 @@ def _frost_folder(root: str | Path | None) -> str:
 
 
 def _large_enough(frost: Sequence[Tensor], size: Sequence[int], constants: str) -> tuple[Tensor, ...]:
-    """The overlays, all enlarged alike where images of ``size`` (H, W) would not fit into each.
+    """Enlarge the overlays, all by one factor, where images of ``size`` (H, W) would not fit into each.
 
-    The smallest published one has 315 pixels, of which CIFAR's constants make 63.
+    The smallest published one has 315 pixels, or 63 after the shrinking for CIFAR.
     """
     scale = CIFAR_FROST if constants == "cifar" else 1.0
     factor = max(

@@ -1,7 +1,12 @@
-"""How images become what a network takes: saved with a model, so that whoever predicts sees what it saw."""
+"""Preprocessing of images, saved with a model so that prediction repeats what training did.
+
+:class:`Preprocessing` has size, normalisation and class names; it opens sets of images, clean or corrupted,
+and makes loaders of them.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -10,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hetsngp.data.corrupted import CorruptedImages, Mapped, corrupted_images, open_corrupted
+from hetsngp._moved import renamed_arguments
+from hetsngp.data.corrupted import CorruptedImages, LazyMap, corrupted_images, open_corrupted
 from hetsngp.data.datasets.cifar_c import FOLDERS as CIFAR_C
 from hetsngp.data.datasets.cifar_c import CorruptedFiles
 from hetsngp.data.datasets.registry import open_data
 from hetsngp.data.images.arrays import ImageArrays
-from hetsngp.data.images.decoding import middle, open_picture
+from hetsngp.data.images.decoding import open_picture, resize_and_center_crop
 from hetsngp.data.images.device_loader import DeviceLoader
 from hetsngp.data.images.files import ImageFiles
 from hetsngp.data.images.multi_label import MultiLabelFiles
@@ -24,19 +30,21 @@ from hetsngp.data.sources import open_set
 from hetsngp.validation import check_choice
 
 SMALL_BYTES = 2**28
-"""Sets of files that decode to no more are held in memory: worker processes would take longer to start."""
+"""Sets of files that decode to at most so many bytes are loaded: starting worker processes takes longer."""
 CORRUPTED = (*CIFAR_C, "imagenet-c", "made")
-"""Names of corrupted sets; "made": the standard corruptions of the test images, by our own code."""
-
+"""Names of corrupted sets; "made": the standard corruptions of the test images, computed by hetsngp."""
 LARGEST = float(torch.finfo(torch.float32).max)
 Images = ImageArrays | ImageFiles | MultiLabelFiles | ShardedImages
+KEYS_0_1 = {"multi_label": "several_labels"}
+"""Field → its key in serving.json, which keeps the name of release 0.1."""
 
 
+@renamed_arguments(several_labels="multi_label")
 @dataclass(frozen=True)
-class Inputs:
+class Preprocessing:
     """Pixels (C, H, W) in [0, 1] → (x − mean)/std, and the names of the classes.
 
-    >>> inputs = Inputs((8, 8), (0.5,) * 3, (0.25,) * 3, ("cat", "dog"))
+    >>> inputs = Preprocessing((8, 8), (0.5,) * 3, (0.25,) * 3, ("cat", "dog"))
     >>> data = ImageArrays(torch.full((2, 3, 8, 8), 255).byte(), torch.tensor([0, 1]), ("cat", "dog"))
     >>> x, y = next(iter(inputs.loader(data, batch_size=2)))
     >>> tuple(x.shape), round(float(x.max()), 3)
@@ -46,13 +54,14 @@ class Inputs:
     size: tuple[int, int]
     """Height and width, pixels."""
     mean: tuple[float, ...]
-    """Of each channel, in units of [0, 1]."""
+    """Mean of each channel, in units of [0, 1]."""
     std: tuple[float, ...]
+    """Standard deviation of each channel, in units of [0, 1]."""
     class_names: tuple[str, ...]
-    several_labels: bool = False
-    """Whether an image may have several classes at once."""
+    multi_label: bool = False
+    """Whether an image may have any number of classes."""
     resize: int | None = None
-    """Of image files: the short side before the middle is taken; None: as ``size``."""
+    """Length of the short side of image files before the centre crop; None: as ``size``."""
 
     def __post_init__(self) -> None:
         for name in ("size", "mean", "std", "class_names"):
@@ -75,21 +84,28 @@ class Inputs:
 
     @property
     def channels(self) -> int:
-        """C."""
+        """Number of channels C."""
         return len(self.mean)
 
+    @property
+    def several_labels(self) -> bool:
+        """Name of ``multi_label`` in release 0.1."""
+        warnings.warn("several_labels is now called multi_label", DeprecationWarning, stacklevel=2)
+        return self.multi_label
+
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
+        """Values for JSON, under the keys of release 0.1."""
+        return {KEYS_0_1.get(name, name): value for name, value in asdict(self).items()}
 
     @staticmethod
-    def of_dict(values: Mapping[str, Any]) -> Inputs:
-        """What :meth:`to_dict` gave."""
-        known = {field.name for field in fields(Inputs)}
+    def from_dict(values: Mapping[str, Any]) -> Preprocessing:
+        """Inverse of :meth:`to_dict`."""
+        known = {KEYS_0_1.get(field.name, field.name) for field in fields(Preprocessing)}
         if not isinstance(values, Mapping) or not set(values) <= known:
             raise ValueError(f"inputs are described by {', '.join(sorted(known))}, got {values!r:.200}")
         try:
-            return Inputs(**values)
+            fields_0_1 = {key: name for name, key in KEYS_0_1.items()}
+            return Preprocessing(**{fields_0_1.get(key, key): value for key, value in values.items()})
         except TypeError as error:
             raise ValueError(f"inputs are not described in full: {error}") from error
 
@@ -105,7 +121,7 @@ class Inputs:
     ) -> Images:
         """A set by name, folder or .npz file, as :func:`hetsngp.data.sources.open_set` opens it.
 
-        ``limit``: so many of it, of every class alike where it has classes.
+        ``limit``: number of images to take, stratified by class where each has one.
         """
         found = open_set(spec, split, root=root)
         if not isinstance(found, Images):
@@ -113,7 +129,7 @@ class Inputs:
                 f"{spec} is a {type(found).__name__}, not one set of images: name another, docs/data.md has "
                 "a list; corrupted sets are given as corrupted"
             )
-        return some_of(found, limit)
+        return subset(found, limit)
 
     def open_corrupted(
         self,
@@ -126,29 +142,31 @@ class Inputs:
         """(corruption, severity) → images: "cifar10-c", "cifar100-c" (published files, or made where they are
         missing), "imagenet-c", or "made": the standard corruptions of the test images of ``clean``.
 
-        The images of ImageNet-C are cut already: ``loader(images, …, resize=inputs.size[0])``.
+        The images of ImageNet-C are cropped already: ``loader(images, …, resize=inputs.size[0])``.
         """
         check_choice("corrupted set", spec, CORRUPTED)
         if spec == "imagenet-c":
             found: Mapping[tuple[str, int], Images] = open_data(spec, "test", root)
         elif spec == "made":
             if clean is None:
-                raise ValueError("of what are the corruptions to be made? give clean, a set of images")
+                raise ValueError("corruptions are made of clean images: give clean, a set of images")
             found = self._made(clean, limit, root)
         else:
             found = open_corrupted(spec, root)
-            if isinstance(found, CorruptedImages) and limit is not None:  # rather than making all of them
-                found = replace(found, images=some_of(found.images, limit))
+            if isinstance(found, CorruptedImages) and limit is not None:  # before any is made
+                found = replace(found, images=subset(found.images, limit))
         if limit is None or isinstance(found, CorruptedImages):
             return found
-        return Mapped(found, lambda images: some_of(images, limit), about=f"some {limit}")
+        return LazyMap(found, lambda images: subset(images, limit), about=f"some {limit}")
 
     def _made(self, clean: str | Path, limit: int | None, root: str | Path | None) -> CorruptedImages:
         images = self.open(clean, "test", limit=limit, root=root)
         if isinstance(images, ImageFiles):
             images = images.load(*self._square(), resize=self.resize)
         if not isinstance(images, ImageArrays):
-            raise ValueError(f"corruptions are made of images with a label each, and {clean} has several")
+            raise ValueError(
+                f"corruptions are made of images with one label each, and {clean} is multi-label"
+            )
         return corrupted_images(images, root=root)
 
     def loader(
@@ -160,7 +178,7 @@ class Inputs:
         num_workers: int | None = None,
         resize: int | None = None,
     ) -> Any:
-        """Batches (x, y) of all images, in order. ``resize`` in place of the own: of files that are cut."""
+        """Batches (x, y) of all images, in order. ``resize`` replaces ``self.resize``, for cropped files."""
         resize = self.resize if resize is None else resize
         if not isinstance(data, ImageArrays):
             self._check_colour("image files")
@@ -179,8 +197,8 @@ class Inputs:
         if shape != (self.channels, *self.size):
             raise ValueError(
                 f"the images are {shape} (channels, height, width), and the model takes "
-                f"{(self.channels, *self.size)}: give a set of image files, which are made to fit, or train "
-                "on images of that size"
+                f"{(self.channels, *self.size)}: give a set of image files, which are resized, or train on "
+                "images of that size"
             )
         loader = DeviceLoader(data, batch_size, mean=self.mean, std=self.std)
         return loader if device is None else loader.to(device)
@@ -193,10 +211,12 @@ class Inputs:
         return (pixels.float() / 255 - mean) / std
 
     def pixels(self, file: str | Path) -> Tensor:
-        """(3, H, W) uint8 of one."""
+        """(3, H, W) uint8 of one image file."""
         if not Path(file).is_file():
-            raise FileNotFoundError(f"{file} is not there: give image files that are")
-        return middle(open_picture(Path(file), str(file)), *self._square(), resize=self.resize)
+            raise FileNotFoundError(f"{file} is not there: give image files that exist")
+        return resize_and_center_crop(
+            open_picture(Path(file), str(file)), *self._square(), resize=self.resize
+        )
 
     def _square(self) -> tuple[int]:
         if self.size[0] != self.size[1]:
@@ -213,8 +233,8 @@ class Inputs:
             )
 
 
-def some_of(data: Any, limit: int | None) -> Any:
-    """So many images of a set, of every class alike where they have one each; all for None."""
+def subset(data: Any, limit: int | None) -> Any:
+    """``limit`` images of a set, stratified by class where each has one; None: all."""
     if limit is None or limit >= len(data):
         return data
     if limit < 1:
@@ -223,12 +243,10 @@ def some_of(data: Any, limit: int | None) -> Any:
         raise ValueError("shards are read as a stream: leave out the limit, or give a folder of images")
     if isinstance(data, MultiLabelFiles):
         return data.take(torch.linspace(0, len(data) - 1, limit).round().long())
-    rest, chosen = data.split(limit)
-    del rest
-    return chosen
+    return data.split(limit)[1]
 
 
-def is_made(sets: Mapping[Any, Any]) -> bool:
-    """Whether corrupted sets are our own and not the published files."""
-    inner = sets.sets if isinstance(sets, Mapped) else sets
+def made_by_hetsngp(sets: Mapping[Any, Any]) -> bool:
+    """Whether corrupted sets are computed by hetsngp, not read from the published files."""
+    inner = sets.sets if isinstance(sets, LazyMap) else sets
     return not isinstance(inner, CorruptedFiles) and isinstance(inner, CorruptedImages)

@@ -1,4 +1,4 @@
-"""One name for images, whatever they lie in."""
+"""Open images by name, or by the path of a folder or a .npz file."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ HELD_OUT = ("test", "val")
 def open_images(
     spec: str | Path, split: str, *, size: int | None = None, root: str | Path | None = None
 ) -> ImageArrays:
-    """The ``split`` "train" or "test" of ``spec``, in memory:
+    """Load the ``split`` "train" or "test" of ``spec`` into memory. ``spec`` is one of:
 
-    - a name of :data:`~hetsngp.data.datasets.registry.DATASETS`, such as ``cifar100``, ``cifar10n:worse``, ``svhn``,
-      ``places365``; some have other splits too;
+    - a name of :data:`~hetsngp.data.datasets.registry.DATASETS`, such as ``cifar100``, ``cifar10n:worse``,
+      ``svhn``, ``places365``; some have other splits too;
     - a .npz file with the arrays ``x_train``, ``y_train``, ``x_test``, ``y_test``, as Keras saves them;
     - a folder with the folders ``train`` and ``test`` (or ``val``), or one of them, each with one folder for
-      each class; a folder of classes without those two is all training data, and ``scan_folder(path)`` opens
-      one that is to be looked at, such as an out-of-distribution set. One that is called as a data set is:
-      ./svhn or Path("svhn"), for a Path is never a name.
+      each class. A folder of classes without those two is all training data; ``scan_folder(path)`` opens one
+      that is for evaluation only, such as an out-of-distribution set. A folder with the name of a data set is
+      given as ./svhn or Path("svhn"): a Path is never a name.
 
-    ``size`` in pixels is for image files: the short side becomes so long and the middle is kept. ``root`` is
-    where data sets lie (None: the environment variable HETSNGP_DATA, for names); a path that is not absolute
-    is taken from ``root`` where one is given.
+    ``size`` in pixels is for image files: the short side is resized to it and the centre is cropped.
+    ``root`` is the folder of data sets (None: the environment variable HETSNGP_DATA, for names); a relative
+    path starts at ``root`` where one is given.
     """
     if _is_name(spec):
         return _from_registry(str(spec), split, size, root)
@@ -52,10 +52,10 @@ def open_images(
 
 
 def open_set(spec: str | Path, split: str = "test", *, root: str | Path | None = None) -> Any:
-    """As :func:`open_images`, but image files stay on disk: ``ImageFiles``, or what the registry gives.
+    """Open like :func:`open_images`, but leave image files on disk: ``ImageFiles``, or the registry's type.
 
-    A folder without ``train`` and ``test`` is one set, whichever split is asked for: a folder for each class,
-    or images alone, which then have no label but 0, as of an out-of-distribution set.
+    A folder without ``train`` and ``test`` is one set, for any split: one folder for each class, or images
+    without classes, such as an out-of-distribution set, which all get the label 0.
     """
     if _is_name(spec):
         return open_data(str(spec), split, root)
@@ -82,7 +82,7 @@ def open_set(spec: str | Path, split: str = "test", *, root: str | Path | None =
 
 
 def has_test(spec: str | Path, *, root: str | Path | None = None) -> bool:
-    """Whether there are test images."""
+    """Whether a set has test images."""
     if _is_name(spec):
         return "test" in find(str(spec))[0].splits
     path = _path(spec, root)
@@ -117,7 +117,7 @@ def _from_registry(spec: str, split: str, size: int | None, root: str | Path | N
         )
     size = find(spec)[0].size if size is None else size
     if size is None:
-        raise ValueError(f"the images of {spec} have many sizes: say what to make of them, e.g. size=224")
+        raise ValueError(f"the images of {spec} have many sizes: give the size to resize to, e.g. size=224")
     return found.load(size)
 
 
@@ -125,7 +125,7 @@ def _from_npz(path: Path, split: str) -> ImageArrays:
     keys = npz_keys(path)
     names = None
     if "class_names" not in keys:
-        # Of both splits, which must agree: a small test set may lack the last classes.
+        # Classes of both splits, which must agree: a small test set may lack the last ones.
         both = [read_array(path, f"y_{part}") for part in SPLITS if f"y_{part}" in keys]
         most = max((int(y.max()) for y in both if y.dtype.kind in "iu" and y.size), default=-1)
         names = [str(label) for label in range(most + 1)]
@@ -134,14 +134,14 @@ def _from_npz(path: Path, split: str) -> ImageArrays:
 
 def _from_folder(path: Path, split: str, size: int | None) -> ImageArrays:
     if size is None:
-        raise ValueError(f"the images in {path} may have any size: say what to make of them, e.g. size=64")
+        raise ValueError(f"the images in {path} may have any size: give the size to resize to, e.g. size=64")
     train = path / "train"
     held_out = next((path / name for name in HELD_OUT if (path / name).is_dir()), None)
     if split == "test" and held_out is None:
         if not train.is_dir():
             raise ValueError(
                 f"{path} has no folder {' or '.join(HELD_OUT)}, so its classes are training data: for images "
-                "that are only looked at, such as an out-of-distribution set, call "
+                "to evaluate on, such as an out-of-distribution set, call "
                 f"hetsngp.data.images.folders.scan_folder({str(path)!r}).load({size})"
             )
         raise ValueError(

@@ -1,4 +1,8 @@
-"""Tables in CSV and Parquet files: numbers in, class numbers out, and a second file read as the first was."""
+"""Tables in CSV and Parquet files: features, classes, and an encoding that reads other files the same way.
+
+:func:`load_table` reads the first file and decides the :class:`Encoding`, a dataclass of plain values;
+:meth:`Table.encode` applies it to another file.
+"""
 
 from __future__ import annotations
 
@@ -21,288 +25,17 @@ SEPARATORS = {".csv": ",", ".tsv": "\t"}
 PARQUET = (".parquet", ".pq")
 COMPRESSED = (".gz", ".bz2", ".xz", ".zip", ".zst")
 GAPS = frozenset(("", "#n/a", "#n/a n/a", "#na", "-nan", "<na>", "n/a", "na", "nan", "none", "null"))
-"""What stands for a missing number, or true or false, in a text file, in small letters or large; in a
-column of text they are values.
-"""
+"""Texts, in any case, for a missing number or boolean in a text file; in a column of text they are values."""
 _DATE = re.compile(
     r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2}))([T ]\d{1,2}:\d{2}\S*( [AP]M)?)?"
     r"|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
 )
-
-
-def read_frame(path: Path, text: Sequence[str] = ()) -> Any:
-    """The file as a data frame of pandas; the columns in ``text`` are not looked at for numbers.
-
-    Every field of a text file is read as text, and what a column holds is decided here: left to itself pandas
-    takes "NA" for missing and makes a number, a bool or an object of "true" as the rest of the column has it.
-    """
-    pandas = _pandas()
-    endings = [ending.lower() for ending in path.suffixes]
-    if endings and endings[-1] in COMPRESSED:
-        endings.pop()
-    kind = endings[-1] if endings else ""
-    check_choice(f"ending of {path}:", kind, (*SEPARATORS, *PARQUET))
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
-    try:
-        if kind in PARQUET:
-            frame = pandas.read_parquet(path, engine="pyarrow")
-        else:
-            plain: dict[str, Any] = {"dtype": str, "keep_default_na": False, "na_values": [""]}
-            frame = pandas.read_csv(path, sep=SEPARATORS[kind], **plain)
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path} is not text in UTF-8 ({error}): save it as that, e.g. with pandas.read_csv(path, "
-            "encoding='latin-1').to_csv('table.csv', index=False)"
-        ) from error
-    except ImportError as error:
-        raise ImportError("Parquet is read with pyarrow: pip install 'hetsngp[tables]'") from error
-    except Exception as error:  # pandas, pyarrow and the decompressors fail each in its own way
-        raise ValueError(f"{path} cannot be read as a table ({error}): save it again") from error
-    if kind in SEPARATORS:
-        _check_fields(path, frame, SEPARATORS[kind])
-    if len(frame) == 0:
-        raise ValueError(f"{path} has no rows: give a file with at least one")
-    frame.columns = [str(name) for name in frame.columns]
-    settle = _from_parquet if kind in PARQUET else _from_text
-    for name in frame.columns:
-        if name not in text:
-            frame[name] = settle(frame[name])
-    return frame
-
-
-def _check_fields(path: Path, frame: Any, separator: str) -> None:
-    header = str(frame.columns[0])
-    others = [other for other in (";", "\t", ",") if other != separator and other in header]
-    if len(frame.columns) == 1 and others:
-        raise ValueError(
-            f"{path} has fields separated by {others[0]!r}, but {separator!r} is expected: save it again, "
-            f"e.g. with pandas.read_csv(path, sep={others[0]!r}).to_csv('table.csv', index=False), and with "
-            "decimal=',' where numbers have a comma"
-        )
-    if type(frame.index).__name__ != "RangeIndex":  # pandas takes what is too much as names of the rows
-        raise ValueError(
-            f"{path}: rows have more fields than the header has names, e.g. the one that begins with "
-            f"{frame.index[0]!r}: give every column a name, or remove separators at the ends of the rows"
-        )
-
-
-def _from_text(series: Any) -> Any:
-    """Numbers, or true and false, where there is nothing else; else the text as it was."""
-    try:
-        found = _pandas().to_numeric(series)
-    except ValueError:
-        written = {value: value.strip().lower() for value in series.dropna().unique()}
-        absent = series.isna() | series.isin([value for value, plain in written.items() if plain in GAPS])
-        if set(written.values()) <= {"true", "false", *GAPS}:
-            return series.map(lambda value: written.get(value) == "true").astype("boolean").mask(absent)
-        try:
-            found = _pandas().to_numeric(series.mask(absent))
-        except ValueError:
-            return series
-    return found if is_number(found) else series  # whole numbers beyond 64 bits stay objects
-
-
-def _from_parquet(series: Any) -> Any:
-    """True and false with gaps, and decimals, come as Python's objects."""
-    kinds = {"boolean": "boolean", "decimal": "float64"}
-    return series.astype(kinds.get(_content(series), series.dtype))
-
-
-def texts(series: Any) -> list[str | None]:
-    """Every value as text, a whole number without its point; None: missing."""
-    return [
-        None if absent else str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-        for value, absent in zip(series.tolist(), series.isna().tolist(), strict=True)
-    ]
-
-
-def numbers(series: Any, path: Path) -> np.ndarray:
-    """(N,) float64, NaN where missing."""
-    try:
-        if series.dtype.kind in "mM":  # which NumPy would count in nanoseconds
-            raise TypeError("dates or times")
-        values: np.ndarray = series.to_numpy(dtype=np.float64, na_value=np.nan)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path}: column {series.name!r} has more than numbers, unlike the first file ({error}): correct "
-            f"it, or load the first file with text=[{series.name!r}]"
-        ) from error
-    return values
-
-
-def is_number(series: Any) -> bool:
-    """Whether a column holds numbers, or true and false; categories are text, whatever they are."""
-    return bool(_pandas().api.types.is_numeric_dtype(series.dtype))
-
-
-def is_nested(series: Any) -> bool:
-    """Whether a column of Parquet holds lists, structures or bytes."""
-    return _content(series).startswith(("mixed", "bytes"))
-
-
-def are_dates(values: Sequence[str]) -> bool:
-    """Whether all are written as dates or times are.
-
-    >>> are_dates(["2024-01-31", "1.2.2024"]), are_dates(["2024-01-31T12:00:00Z"]), are_dates(["2024-01"])
-    (True, True, False)
-    """
-    return all(_DATE.fullmatch(value.strip()) for value in values)
-
-
-def _content(series: Any) -> str:
-    """What Python's objects in a column are; "": it has no such."""
-    return str(_pandas().api.types.infer_dtype(series, skipna=True)) if series.dtype == object else ""
-
-
-def check_columns(path: Path, frame: Any, names: Sequence[str]) -> None:
-    """All of ``names`` are there."""
-    absent = [name for name in names if name not in frame.columns]
-    if absent:
-        known = {name.strip().casefold(): name for name in frame.columns}
-        close = difflib.get_close_matches(absent[0].strip().casefold(), known, n=1)
-        hint = f"; did you mean {known[close[0]]!r}?" if close else ""
-        listed = ", ".join(map(repr, frame.columns))
-        raise ValueError(f"{path} has no column {absent[0]!r}, only {listed}{hint}")
-
-
-def _pandas() -> Any:
-    try:
-        import pandas
-    except ImportError as error:
-        raise ImportError("tables are read with pandas: pip install 'hetsngp[tables]'") from error
-    return pandas
-
-
 MISSING = ("error", "mean")
 MOST_CATEGORIES = 1000
-"""A column of text with more is likely a name or an identifier."""
+"""Largest number of categories; a column of text with more is likely a name or an identifier."""
 FEW_VALUES = 20
-"""So many different values may always be classes or categories; more, in over half of the rows, are names."""
+"""Number of different values that is always allowed; more are refused if more than half of the rows."""
 _IDENTIFIER = re.compile(r"(?i:index|id|.*[_ .-]id)|.*[a-z]I[dD]")
-
-
-@dataclass(frozen=True)
-class Column:
-    """How a column becomes features."""
-
-    name: str
-    categories: tuple[str, ...] | None = None
-    """Of text, a feature each; None: a number, or true and false as 1 and 0."""
-    mean: float | None = None
-    """What takes the place of a missing number; None: it is an error."""
-    indicator: bool = False
-    """Whether a feature says that the number was missing."""
-
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """As :meth:`features` has them."""
-        if self.categories is not None:
-            return tuple(f"{self.name}={category}" for category in self.categories)
-        return (self.name, f"{self.name} is missing") if self.indicator else (self.name,)
-
-    def features(self, series: Any, path: Path) -> np.ndarray:
-        """(N, features) float32."""
-        if self.categories is not None:
-            place = {category: index for index, category in enumerate(self.categories)}
-            found = np.array([-1 if value is None else place.get(value, -1) for value in texts(series)])
-            return (found[:, None] == np.arange(len(place))).astype(np.float32)
-        values = numbers(series, path)
-        absent = np.isnan(values)
-        if absent.any() and self.mean is None:
-            raise ValueError(
-                f"{path}: column {self.name!r} has {absent.sum()} missing numbers: fill them in, leave the "
-                f"column out with load_table(…, drop=[{self.name!r}]), or pass missing='mean'"
-            )
-        values = np.where(absent, self.mean or 0.0, values)
-        if not (np.abs(values) <= np.finfo(np.float32).max).all():
-            raise ValueError(
-                f"{path}: column {self.name!r} has infinite numbers, or too large ones for float32: correct "
-                "them, or take their logarithm"
-            )
-        return np.stack([values, absent] if self.indicator else [values], 1, dtype=np.float32)
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """What is needed to read another file as the first was read."""
-
-    columns: tuple[Column, ...]
-    target: str
-    target_is_text: bool
-    class_names: tuple[str, ...]
-
-    def inputs(self, path: str | Path) -> Tensor:
-        """(N, D) float32 of a file that need not have the target."""
-        path = Path(path).expanduser()
-        return self._inputs(self._read(path), path)
-
-    def table(self, path: str | Path) -> Table:
-        """Inputs and classes; a class that the first file did not have is an error."""
-        path = Path(path).expanduser()
-        frame = self._read(path)
-        check_columns(path, frame, [self.target])
-        return self._table(frame, path)
-
-    def _read(self, path: Path) -> Any:
-        text = [column.name for column in self.columns if column.categories is not None]
-        frame = read_frame(path, [*text, self.target] if self.target_is_text else text)
-        check_columns(path, frame, [column.name for column in self.columns])
-        return frame
-
-    def _table(self, frame: Any, path: Path) -> Table:
-        number = {name: label for label, name in enumerate(self.class_names)}
-        names = texts(frame[self.target])
-        strange = [name for name in names if name not in number]
-        if None in strange:
-            raise ValueError(
-                f"{path}: the target {self.target!r} is missing in {strange.count(None)} rows: remove them"
-            )
-        if strange:
-            raise ValueError(
-                f"{path} has the class {strange[0]!r}, the first file only {', '.join(self.class_names)}: "
-                "put examples of it there too, or leave it out here"
-            )
-        return Table(self._inputs(frame, path), torch.tensor([number[str(name)] for name in names]), self)
-
-    def _inputs(self, frame: Any, path: Path) -> Tensor:
-        features = [column.features(frame[column.name], path) for column in self.columns]
-        return torch.from_numpy(np.concatenate(features, 1))
-
-
-@dataclass(frozen=True, eq=False)
-class Table:
-    """``x``: (N, D) float32. ``y``: (N,) int64 in 0 … K−1. ``encoding``: how they were made."""
-
-    x: Tensor
-    y: Tensor
-    encoding: Encoding
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """D of them: "column", "column=category" or "column is missing"."""
-        return tuple(name for column in self.encoding.columns for name in column.feature_names)
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """K of them, sorted."""
-        return self.encoding.class_names
-
-    def encode(self, path: str | Path) -> Table:
-        """Another file, with the features and classes of this one."""
-        return self.encoding.table(path)
-
-    def take(self, indices: Tensor) -> Table:
-        """The rows at ``indices`` (n,), in that order; all classes stay."""
-        return replace(self, x=self.x[indices], y=self.y[indices])
-
-    def split(self, held_out: int | float, seed: int = 0) -> tuple[Table, Table]:
-        """(rest, held out): so many rows, or that fraction of them, by :func:`stratified`, in order."""
-        rest, chosen = stratified(self.y, len(self.class_names), held_out, seed)
-        return self.take(rest), self.take(chosen)
 
 
 def load_table(
@@ -313,15 +46,15 @@ def load_table(
     text: Sequence[str] = (),
     missing: str = "error",
 ) -> Table:
-    r"""A .csv, .tsv (compressed or not) or .parquet file whose column ``target`` is the class.
+    r"""Read a .csv, .tsv (compressed or not) or .parquet file whose column ``target`` is the class.
 
-    Numbers are taken as they are, true and false as 1 and 0. A column of text, or one named in ``text``
-    because its numbers are codes, becomes a feature for each category; a missing one, or in another file an
-    unknown one, has 0 in all of them. ``drop`` names columns to leave out, such as identifiers, names and
-    dates; where text is likely one of these it is an error, where numbers are a warning. A missing number
-    (an empty field, "NA", "null" and the like; of text only an empty field is missing) is an error, or with
-    ``missing="mean"`` the column's mean in this file, and a column that misses any gets a second feature that
-    says where. Text files are in UTF-8. The values of the target, sorted, are the classes.
+    Numbers are features, true and false are 1 and 0. A column of text, or one named in ``text`` because its
+    numbers are codes, is one-hot encoded; a missing category, or in another file an unknown one, is all
+    zeros. ``drop`` names columns to leave out, such as identifiers, names and dates; a column of text that
+    is likely one of these is an error, a column of numbers a warning. A missing number (an empty field,
+    "NA", "null" and the like; in a column of text only an empty field is missing) is an error, or with
+    ``missing="mean"`` the column's mean in this file, and a column with missing numbers gets an indicator
+    feature. Text files are in UTF-8. The values of the target, sorted, are the classes.
     ``table.encode(path)`` reads another file the same way.
 
     >>> import tempfile
@@ -331,7 +64,7 @@ def load_table(
     >>> table.feature_names, table.class_names
     (('age', 'city=Bonn', 'city=Rome'), ('no', 'yes'))
     """
-    path, drop, text = Path(path).expanduser(), _several(drop), _several(text)
+    path, drop, text = Path(path).expanduser(), _as_tuple(drop), _as_tuple(text)
     check_choice("missing", missing, MISSING)
     frame = read_frame(path, text)
     check_columns(path, frame, [target, *drop, *text])
@@ -354,6 +87,132 @@ def load_table(
             stacklevel=2,
         )
     return Encoding(columns, target, not is_number(frame[target]), classes)._table(frame, path)
+
+
+@dataclass(frozen=True)
+class Column:
+    """Encoding of one column."""
+
+    name: str
+    categories: tuple[str, ...] | None = None
+    """Categories of a column of text, one feature each; None: a number, or true and false as 1 and 0."""
+    mean: float | None = None
+    """Replacement of a missing number; None: it is an error."""
+    indicator: bool = False
+    """Whether a second feature is 1 where the number was missing."""
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the columns of :meth:`features`."""
+        if self.categories is not None:
+            return tuple(f"{self.name}={category}" for category in self.categories)
+        return (self.name, f"{self.name} is missing") if self.indicator else (self.name,)
+
+    def features(self, series: Any, path: Path) -> np.ndarray:
+        """(N, features) float32."""
+        if self.categories is not None:
+            index = {category: i for i, category in enumerate(self.categories)}
+            found = np.array([-1 if value is None else index.get(value, -1) for value in texts(series)])
+            return (found[:, None] == np.arange(len(index))).astype(np.float32)
+        values = numbers(series, path)
+        absent = np.isnan(values)
+        if absent.any() and self.mean is None:
+            raise ValueError(
+                f"{path}: column {self.name!r} has {absent.sum()} missing numbers: fill them in, leave the "
+                f"column out with load_table(…, drop=[{self.name!r}]), or pass missing='mean'"
+            )
+        values = np.where(absent, self.mean or 0.0, values)
+        if not (np.abs(values) <= np.finfo(np.float32).max).all():
+            raise ValueError(
+                f"{path}: column {self.name!r} has infinite numbers, or too large ones for float32: correct "
+                "them, or take their logarithm"
+            )
+        return np.stack([values, absent] if self.indicator else [values], 1, dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Columns and classes of the first file, by which other files are read."""
+
+    columns: tuple[Column, ...]
+    target: str
+    target_is_text: bool
+    class_names: tuple[str, ...]
+
+    def inputs(self, path: str | Path) -> Tensor:
+        """Features (N, D) float32 of a file; the target may be absent."""
+        path = Path(path).expanduser()
+        return self._inputs(self._read(path), path)
+
+    def table(self, path: str | Path) -> Table:
+        """Features and classes of a file; a class that the first file did not have is an error."""
+        path = Path(path).expanduser()
+        frame = self._read(path)
+        check_columns(path, frame, [self.target])
+        return self._table(frame, path)
+
+    def _read(self, path: Path) -> Any:
+        text = [column.name for column in self.columns if column.categories is not None]
+        frame = read_frame(path, [*text, self.target] if self.target_is_text else text)
+        check_columns(path, frame, [column.name for column in self.columns])
+        return frame
+
+    def _table(self, frame: Any, path: Path) -> Table:
+        number = {name: label for label, name in enumerate(self.class_names)}
+        names = texts(frame[self.target])
+        unknown = [name for name in names if name not in number]
+        if None in unknown:
+            raise ValueError(
+                f"{path}: the target {self.target!r} is missing in {unknown.count(None)} rows: remove them"
+            )
+        if unknown:
+            raise ValueError(
+                f"{path} has the class {unknown[0]!r}, the first file only {', '.join(self.class_names)}: "
+                "put examples of it there too, or leave it out here"
+            )
+        return Table(self._inputs(frame, path), torch.tensor([number[str(name)] for name in names]), self)
+
+    def _inputs(self, frame: Any, path: Path) -> Tensor:
+        features = [column.features(frame[column.name], path) for column in self.columns]
+        return torch.from_numpy(np.concatenate(features, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Encoded table. ``x``: (N, D) float32. ``y``: (N,) int64 in 0 … K−1."""
+
+    x: Tensor
+    y: Tensor
+    encoding: Encoding
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the D features: "column", "column=category" or "column is missing"."""
+        return tuple(name for column in self.encoding.columns for name in column.feature_names)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the K classes, sorted."""
+        return self.encoding.class_names
+
+    def encode(self, path: str | Path) -> Table:
+        """Read another file with the features and classes of this one."""
+        return self.encoding.table(path)
+
+    def take(self, indices: Tensor) -> Table:
+        """Examples at ``indices`` (n,), in that order; all classes stay."""
+        return replace(self, x=self.x[indices], y=self.y[indices])
+
+    def split(self, held_out: int | float, seed: int = 0) -> tuple[Table, Table]:
+        """(rest, held out): ``held_out`` examples, or that fraction, by :func:`stratified`, in order."""
+        rest, chosen = stratified(self.y, len(self.class_names), held_out, seed)
+        return self.take(rest), self.take(chosen)
+
+
+# --- how columns are encoded ----------------------------------------------------------------------------
 
 
 def _column(series: Any, path: Path, is_text: bool, missing: str) -> Column:
@@ -413,5 +272,152 @@ def _class_names(series: Any, path: Path) -> tuple[str, ...]:
     return tuple(sorted(map(str, names), key=float if by_number else None))
 
 
-def _several(names: str | Sequence[str]) -> tuple[str, ...]:
+def _as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
+
+
+# --- reading files --------------------------------------------------------------------------------------
+
+
+def read_frame(path: Path, text: Sequence[str] = ()) -> Any:
+    """Read a file into a data frame of pandas; the columns in ``text`` stay text.
+
+    Every field of a text file is read as text, and the type of a column is decided here: pandas takes "NA"
+    for missing, and "true" for a bool or an object depending on the rest of the column.
+    """
+    pandas = _pandas()
+    endings = [ending.lower() for ending in path.suffixes]
+    if endings and endings[-1] in COMPRESSED:
+        endings.pop()
+    kind = endings[-1] if endings else ""
+    check_choice(f"ending of {path}:", kind, (*SEPARATORS, *PARQUET))
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        if kind in PARQUET:
+            frame = pandas.read_parquet(path, engine="pyarrow")
+        else:
+            plain: dict[str, Any] = {"dtype": str, "keep_default_na": False, "na_values": [""]}
+            frame = pandas.read_csv(path, sep=SEPARATORS[kind], **plain)
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not text in UTF-8 ({error}): save it as that, e.g. with pandas.read_csv(path, "
+            "encoding='latin-1').to_csv('table.csv', index=False)"
+        ) from error
+    except ImportError as error:
+        raise ImportError("Parquet is read with pyarrow: pip install 'hetsngp[tables]'") from error
+    except Exception as error:  # pandas, pyarrow and the decompressors raise many types
+        raise ValueError(f"{path} cannot be read as a table ({error}): save it again") from error
+    if kind in SEPARATORS:
+        _check_fields(path, frame, SEPARATORS[kind])
+    if len(frame) == 0:
+        raise ValueError(f"{path} has no rows: give a file with at least one")
+    frame.columns = [str(name) for name in frame.columns]
+    convert = _from_parquet if kind in PARQUET else _from_text
+    for name in frame.columns:
+        if name not in text:
+            frame[name] = convert(frame[name])
+    return frame
+
+
+def _check_fields(path: Path, frame: Any, separator: str) -> None:
+    header = str(frame.columns[0])
+    others = [other for other in (";", "\t", ",") if other != separator and other in header]
+    if len(frame.columns) == 1 and others:
+        raise ValueError(
+            f"{path} has fields separated by {others[0]!r}, but {separator!r} is expected: save it again, "
+            f"e.g. with pandas.read_csv(path, sep={others[0]!r}).to_csv('table.csv', index=False), and with "
+            "decimal=',' where numbers have a comma"
+        )
+    if type(frame.index).__name__ != "RangeIndex":  # pandas takes surplus fields as the index
+        raise ValueError(
+            f"{path}: rows have more fields than the header has names, e.g. the one that begins with "
+            f"{frame.index[0]!r}: give every column a name, or remove separators at the ends of the rows"
+        )
+
+
+def _from_text(series: Any) -> Any:
+    """Convert a column to numbers or booleans where every value is one; else return the text."""
+    try:
+        found = _pandas().to_numeric(series)
+    except ValueError:
+        written = {value: value.strip().lower() for value in series.dropna().unique()}
+        absent = series.isna() | series.isin([value for value, plain in written.items() if plain in GAPS])
+        if set(written.values()) <= {"true", "false", *GAPS}:
+            return series.map(lambda value: written.get(value) == "true").astype("boolean").mask(absent)
+        try:
+            found = _pandas().to_numeric(series.mask(absent))
+        except ValueError:
+            return series
+    return found if is_number(found) else series  # whole numbers beyond 64 bits stay objects
+
+
+def _from_parquet(series: Any) -> Any:
+    """Convert booleans with missing values, and decimals, which Parquet gives as Python objects."""
+    kinds = {"boolean": "boolean", "decimal": "float64"}
+    return series.astype(kinds.get(_content(series), series.dtype))
+
+
+def texts(series: Any) -> list[str | None]:
+    """Every value as text, a whole number without decimals; None: missing."""
+    return [
+        None if absent else str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+        for value, absent in zip(series.tolist(), series.isna().tolist(), strict=True)
+    ]
+
+
+def numbers(series: Any, path: Path) -> np.ndarray:
+    """(N,) float64, NaN where missing."""
+    try:
+        if series.dtype.kind in "mM":  # which NumPy would count in nanoseconds
+            raise TypeError("dates or times")
+        values: np.ndarray = series.to_numpy(dtype=np.float64, na_value=np.nan)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path}: column {series.name!r} has more than numbers, unlike the first file ({error}): correct "
+            f"it, or load the first file with text=[{series.name!r}]"
+        ) from error
+    return values
+
+
+def is_number(series: Any) -> bool:
+    """Whether a column holds numbers or booleans; pandas' categories are text, even of numbers."""
+    return bool(_pandas().api.types.is_numeric_dtype(series.dtype))
+
+
+def is_nested(series: Any) -> bool:
+    """Whether a column of Parquet holds lists, structures or bytes."""
+    return _content(series).startswith(("mixed", "bytes"))
+
+
+def are_dates(values: Sequence[str]) -> bool:
+    """Whether all values look like dates or times.
+
+    >>> are_dates(["2024-01-31", "1.2.2024"]), are_dates(["2024-01-31T12:00:00Z"]), are_dates(["2024-01"])
+    (True, True, False)
+    """
+    return all(_DATE.fullmatch(value.strip()) for value in values)
+
+
+def _content(series: Any) -> str:
+    """Kind of the Python objects in a column; "" where it has none."""
+    return str(_pandas().api.types.infer_dtype(series, skipna=True)) if series.dtype == object else ""
+
+
+def check_columns(path: Path, frame: Any, names: Sequence[str]) -> None:
+    """Raise where one of the columns ``names`` is missing."""
+    absent = [name for name in names if name not in frame.columns]
+    if absent:
+        known = {name.strip().casefold(): name for name in frame.columns}
+        close = difflib.get_close_matches(absent[0].strip().casefold(), known, n=1)
+        hint = f"; did you mean {known[close[0]]!r}?" if close else ""
+        listed = ", ".join(map(repr, frame.columns))
+        raise ValueError(f"{path} has no column {absent[0]!r}, only {listed}{hint}")
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError("tables are read with pandas: pip install 'hetsngp[tables]'") from error
+    return pandas

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 import hetsngp
 from hetsngp import metrics
 from hetsngp.data import corrupted
-from hetsngp.data.corrupted import CorruptedImages, Mapped, corrupted_images, open_corrupted
+from hetsngp.data.corrupted import CorruptedImages, LazyMap, corrupted_images, open_corrupted
 from hetsngp.data.corruptions import SEVERITIES, corrupt, load_frost
 from hetsngp.data.datasets.cifar_c import CorruptedFiles
 from hetsngp.data.images.arrays import ImageArrays
@@ -368,7 +368,7 @@ def test_without_either_both_folders_are_named(tmp_path: Path) -> None:
         open_corrupted("cifar100", tmp_path)
 
 
-# --- Mapped, and all of it together -----------------------------------------------------------------------
+# --- LazyMap, and all of it together -----------------------------------------------------------------------
 
 
 def test_mapped_does_nothing_before_it_is_asked() -> None:
@@ -378,7 +378,7 @@ def test_mapped_does_nothing_before_it_is_asked() -> None:
         asked.append(value)
         return 2 * value
 
-    sets = Mapped({"a": 1, "b": 2}, doubled)
+    sets = LazyMap({"a": 1, "b": 2}, doubled)
     assert list(sets) == ["a", "b"]
     assert len(sets) == 2
     assert "a" in sets
@@ -418,7 +418,7 @@ def test_evaluate_measures_every_set_and_never_holds_two(tmp_path: Path, made: l
         alive.append(weakref.ref(images.images))
         return DeviceLoader(images, 8, mean=mean, std=std)
 
-    sets = Mapped(corrupted_images(clean, seed=3, root=tmp_path), loader)
+    sets = LazyMap(corrupted_images(clean, seed=3, root=tmp_path), loader)
     report = evaluate(model, DeviceLoader(clean, 8), corrupted=sets)
     assert made == [(name, severity) for name in FIFTEEN for severity in SEVERITIES]
     assert report.corrupted is not None
@@ -432,7 +432,7 @@ def test_evaluate_measures_every_set_and_never_holds_two(tmp_path: Path, made: l
         x = (damaged.double() / 255 - mean[:, None, None]) / std[:, None, None]
         probs = model.predict(x.float()).probs
         quality = found[name, severity].quality
-        assert quality.rows == 20
+        assert quality.examples == 20
         assert quality.accuracy == pytest.approx(metrics.accuracy(probs, level), abs=1e-6)
         assert quality.nll == pytest.approx(metrics.nll(probs, level), abs=1e-5)
         assert quality.brier == pytest.approx(metrics.brier(probs, level), abs=1e-5)
@@ -465,12 +465,12 @@ def test_a_fingerprint_tells_sets_apart() -> None:
 
 def test_mapped_sets_are_known_only_with_what_decides_the_function() -> None:
     sets = corrupted_images(some_images(), ["fog"])
-    assert Mapped(sets, len).fingerprint(("fog", 3)) is None
-    assert Mapped({("fog", 3): 1}, len, about="length").fingerprint(("fog", 3)) is None
-    assert Mapped(Mapped(sets, len), len, about="length").fingerprint(("fog", 3)) is None
-    known = Mapped(sets, len, about="length").fingerprint(("fog", 3))
+    assert LazyMap(sets, len).fingerprint(("fog", 3)) is None
+    assert LazyMap({("fog", 3): 1}, len, about="length").fingerprint(("fog", 3)) is None
+    assert LazyMap(LazyMap(sets, len), len, about="length").fingerprint(("fog", 3)) is None
+    known = LazyMap(sets, len, about="length").fingerprint(("fog", 3))
     assert known is not None
-    assert known != Mapped(sets, len, about="width").fingerprint(("fog", 3))
+    assert known != LazyMap(sets, len, about="width").fingerprint(("fog", 3))
 
 
 def test_an_evaluation_that_goes_on_makes_no_set_twice(made: list[tuple[str, int]], tmp_path: Path) -> None:
@@ -482,7 +482,7 @@ def test_an_evaluation_that_goes_on_makes_no_set_twice(made: list[tuple[str, int
 
     def again(about: str | None) -> Any:
         made.clear()
-        loaders = Mapped(
+        loaders = LazyMap(
             corrupted_images(images, ["fog"]),
             lambda d: DeviceLoader(d, 3, mean=clean.mean, std=clean.std),
             about,

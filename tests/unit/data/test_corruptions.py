@@ -18,7 +18,7 @@ from hetsngp.data.corruptions import (
     CORRUPTIONS,
     EXTRA,
     SEVERITIES,
-    Draws,
+    CounterRNG,
     corrupt,
     corrupt_float,
     has_frost,
@@ -91,7 +91,7 @@ def frost_for(name: str) -> tuple[Tensor, ...] | None:
 def in_both(images: Tensor, name: str, severity: int, constants: str) -> tuple[np.ndarray, np.ndarray]:
     """Ours and the oracle's, in float64, under the same draws."""
     x = images.double() / 255
-    draws = Draws(3, name, severity, first=7, count=len(x), dtype=torch.float64)
+    draws = CounterRNG(3, name, severity, first=7, count=len(x), dtype=torch.float64)
     frost = frost_for(name)
     prepared = None if frost is None else prepared_frost(frost, constants, "cpu")
     ours = corrupt_float(x, name, severity, draws, constants=constants, frost=prepared)
@@ -167,7 +167,7 @@ def test_real_frost_is_the_oracles(data_root: Path) -> None:
     assert all(overlay.dtype == torch.uint8 and min(overlay.shape[1:]) > 300 for overlay in real)
     x = pictures(32).double() / 255
     for constants in FAMILIES:
-        draws = Draws(0, "frost", 3, count=len(x), dtype=torch.float64)
+        draws = CounterRNG(0, "frost", 3, count=len(x), dtype=torch.float64)
         ready = prepared_frost(real, constants, "cpu")
         ours = corrupt_float(x, "frost", 3, draws, constants=constants, frost=ready)
         theirs = oracle.corrupted(x.numpy(), "frost", 3, draws, constants, [o.numpy() for o in real])
@@ -226,7 +226,7 @@ def standard_errors(values: np.ndarray, expected: float) -> float:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_draws_have_the_right_moments(dtype: torch.dtype) -> None:
-    draws = Draws(1, "snow", 2, first=3, count=2, dtype=dtype)
+    draws = CounterRNG(1, "snow", 2, first=3, count=2, dtype=dtype)
     u, z = (draw("a stream", MANY // 4, 2).double().numpy() for draw in (draws.uniform, draws.normal))
     assert u.shape == z.shape == (2, MANY // 4, 2)
     assert u.min() >= 0
@@ -246,16 +246,16 @@ def test_draws_have_the_right_moments(dtype: torch.dtype) -> None:
 def test_draws_are_unrelated() -> None:
     """Neighbours, images, streams, seeds, severities and corruptions: no correlation, also of the squares."""
     base: dict[str, Any] = {"seed": 1, "name": "snow", "severity": 2, "first": 3, "dtype": torch.float64}
-    z = Draws(**base).normal("flakes", MANY // 10)[0]
+    z = CounterRNG(**base).normal("flakes", MANY // 10)[0]
     other_images = {
-        first: Draws(**base | {"first": first}).normal("flakes", MANY // 10)[0] for first in (4, 103)
+        first: CounterRNG(**base | {"first": first}).normal("flakes", MANY // 10)[0] for first in (4, 103)
     }
     shifted: dict[Any, Tensor] = {"neighbour": z.roll(1), "row": z.roll(32), **other_images}
     # One image's sequence must not be the next one's, a place on.
     shifted |= {"before": other_images[4].roll(-1), "after": other_images[4].roll(1)}
     for change in ({"seed": 2}, {"name": "fog"}, {"severity": 3}):
-        shifted[str(change)] = Draws(**base | change).normal("flakes", MANY // 10)[0]
-    shifted["stream"] = Draws(**base).normal("angle", MANY // 10)[0]
+        shifted[str(change)] = CounterRNG(**base | change).normal("flakes", MANY // 10)[0]
+    shifted["stream"] = CounterRNG(**base).normal("angle", MANY // 10)[0]
     for what, other in shifted.items():
         for power in (1, 2):
             pair = (z**power - (power - 1)) * (other**power - (power - 1))
@@ -263,7 +263,9 @@ def test_draws_are_unrelated() -> None:
 
 
 def test_draws_are_the_same_in_single_precision() -> None:
-    single, double = (Draws(0, "fog", 1, count=3, dtype=dtype) for dtype in (torch.float32, torch.float64))
+    single, double = (
+        CounterRNG(0, "fog", 1, count=3, dtype=dtype) for dtype in (torch.float32, torch.float64)
+    )
     assert (single.uniform("a", 99) - double.uniform("a", 99)).abs().max() <= 2.0**-24
     assert (single.normal("a", 99) - double.normal("a", 99)).abs().max() < 1e-5
     assert torch.equal(single.integers("a", -4, 4, 99), double.integers("a", -4, 4, 99))
@@ -299,7 +301,7 @@ def check_severity(images: Tensor, name: str, constants: str, frost: tuple[Tenso
     x, distances = images.float() / 255, []
     ready = None if frost is None else prepared_frost(frost, constants, "cpu")
     for severity in SEVERITIES:
-        draws = Draws(0, name, 1, count=len(x))
+        draws = CounterRNG(0, name, 1, count=len(x))
         y = corrupt_float(x, name, severity, draws, constants=constants, frost=ready)
         distances.append(float((y - x).square().mean()))
     case, said = (constants, name), f"{name} {constants}: {distances}"

@@ -16,9 +16,9 @@ from hetsngp.data.images.decoding import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     Decoder,
-    middle,
     open_picture,
-    random_part,
+    random_resized_crop,
+    resize_and_center_crop,
     worker_count,
 )
 from hetsngp.data.images.files import ImageFiles
@@ -91,26 +91,26 @@ def test_the_middle_is_torchvisions(size: int) -> None:
     theirs = v2.Compose([v2.Resize(size, antialias=True), v2.CenterCrop(size), v2.PILToTensor()])
     for height, width in [(8, 8), (8, 9), (9, 8), (13, 29), (29, 12), (40, 41), (7, 100), (100, 3)]:
         picture = Image.fromarray(random_bytes(height, width, 3, seed=height))
-        found = middle(picture, size)
+        found = resize_and_center_crop(picture, size)
         assert found.shape == (3, size, size)
         assert found.dtype == torch.uint8
         assert torch.equal(found, theirs(picture)), (height, width)
 
 
-def test_a_random_part_is_torchvisions() -> None:
+def test_a_random_crop_is_torchvisions() -> None:
     v2 = pytest.importorskip("torchvision.transforms.v2")
     theirs = v2.Compose([v2.RandomResizedCrop(8, antialias=True), v2.RandomHorizontalFlip(), v2.ToImage()])
     pixels = random_bytes(30, 40, 3)
-    ours, by_seed = random_part(8), Decoder(8, train=True, **AS_IT_IS)
-    parts = []
+    ours, by_seed = random_resized_crop(8), Decoder(8, train=True, **AS_IT_IS)
+    crops = []
     for seed in range(12):
         torch.manual_seed(seed)
         expected = theirs(Image.fromarray(pixels))
         torch.manual_seed(seed)
         assert torch.equal(ours(Image.fromarray(pixels)), expected)
         assert torch.equal(by_seed(encoded(pixels), "a", seed), expected / 255)
-        parts.append(expected)
-    assert len({part.numpy().tobytes() for part in parts}) == 12
+        crops.append(expected)
+    assert len({crop.numpy().tobytes() for crop in crops}) == 12
 
 
 def test_a_seed_leaves_the_callers_random_numbers_alone() -> None:
@@ -130,10 +130,10 @@ def test_a_failure_leaves_the_callers_random_numbers_alone(monkeypatch: pytest.M
     pytest.importorskip("torchvision")
     decoder = Decoder(8, train=True)
 
-    def part(picture: Any) -> torch.Tensor:
+    def fail(picture: Any) -> torch.Tensor:
         raise MemoryError
 
-    monkeypatch.setattr(decoder, "part", part)
+    monkeypatch.setattr(decoder, "random_crop", fail)
     before = torch.get_rng_state()
     with pytest.raises(MemoryError):
         decoder(encoded(random_bytes(9, 9, 3)), "a", 1)
@@ -176,7 +176,7 @@ def test_a_decoder_can_be_sent_to_a_process(train: bool) -> None:
 
 
 @pytest.mark.usefixtures("no_torchvision")
-def test_random_parts_need_torchvision() -> None:
+def test_random_crops_need_torchvision() -> None:
     with pytest.raises(ImportError, match=r"random crops .*torchvision: pip install 'hetsngp\[vision\]'"):
         Decoder(8, train=True)
 

@@ -18,7 +18,8 @@ import torch
 from hetsngp.data.datasets import cifar
 from hetsngp.data.datasets.cifar import CIFAR, load_cifar
 from hetsngp.data.images.arrays import ImageArrays, stratified
-from hetsngp.data.images.folders import IMAGENET_MEAN, IMAGENET_STD, folder_loader, load_folder, scan_folder
+from hetsngp.data.images.decoding import IMAGENET_MEAN, IMAGENET_STD
+from hetsngp.data.images.folders import folder_loader, load_folder, scan_folder
 from hetsngp.data.images.npz import load_npz
 from hetsngp.data.sources import has_test, open_images
 
@@ -142,7 +143,7 @@ NAMES = ["cat", "dog", "owl"]
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cifar, "SIZES", SMALL)
-    monkeypatch.setattr(cifar, "ROWS_OF_A_STRIP", 5)
+    monkeypatch.setattr(cifar, "IMAGES_PER_STRIP", 5)
 
 
 def content(split: str) -> tuple[np.ndarray, list[int]]:

@@ -1,4 +1,4 @@
-"""Inputs: what a network sees of a set, by whatever way its images come; and sets by name, folder or file."""
+"""Preprocessing: the tensors a network gets from every kind of set; sets by name, folder or file."""
 
 import json
 import re
@@ -23,12 +23,12 @@ from hetsngp.data.corruptions import corrupt
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.files import ImageFiles
 from hetsngp.data.images.multi_label import MultiLabelFiles
-from hetsngp.data.preprocessing import Inputs, is_made, some_of
+from hetsngp.data.preprocessing import Preprocessing, made_by_hetsngp, subset
 from hetsngp.data.sources import has_test, open_set
 
 Image = pytest.importorskip("PIL.Image")
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
-INPUTS = Inputs((8, 8), MEAN, STD, ("cat", "dog"), resize=10)
+INPUTS = Preprocessing((8, 8), MEAN, STD, ("cat", "dog"), resize=10)
 SHAPES = ((20, 13), (9, 31), (8, 8), (40, 40), (6, 7))
 
 
@@ -67,7 +67,7 @@ def batches(loader: Any) -> tuple[Tensor, Tensor]:
 def test_pixels_are_torchvisions_however_they_come(
     pets: Path, resize: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inputs = Inputs((8, 8), MEAN, STD, ("cat", "dog"), resize=resize)
+    inputs = Preprocessing((8, 8), MEAN, STD, ("cat", "dog"), resize=resize)
     data = inputs.open(pets)
     assert isinstance(data, ImageFiles)
     expected = theirs(list(data.files), 8, resize or 8)
@@ -114,12 +114,12 @@ def test_several_labels_are_multi_hot(pets: Path) -> None:
 
 
 def test_files_for_models_that_take_no_files(pets: Path, tmp_path: Path) -> None:
-    grey = Inputs((8, 8), (0.5,), (0.5,), ("cat", "dog"))
+    grey = Preprocessing((8, 8), (0.5,), (0.5,), ("cat", "dog"))
     with pytest.raises(ValueError, match="takes images of 1 channels, and image files give 3"):
         grey.loader(grey.open(pets), 4)
     with pytest.raises(ValueError, match="takes images of 1 channels"):
         grey.read([pets / "cat" / "0.png"])
-    oblong = Inputs((8, 6), MEAN, STD, ("cat", "dog"))
+    oblong = Preprocessing((8, 6), MEAN, STD, ("cat", "dog"))
     for call in (lambda: oblong.loader(oblong.open(pets), 4), lambda: oblong.read([pets / "cat" / "0.png"])):
         with pytest.raises(ValueError, match="takes images of 8×6"):
             call()
@@ -138,8 +138,8 @@ def test_files_for_models_that_take_no_files(pets: Path, tmp_path: Path) -> None
 
 
 def test_a_description_comes_back() -> None:
-    for inputs in (INPUTS, Inputs((3, 5), (0.5,), (1,), ("a", "b", "ü"), several_labels=True)):
-        again = Inputs.of_dict(json.loads(json.dumps(inputs.to_dict(), allow_nan=False)))
+    for inputs in (INPUTS, Preprocessing((3, 5), (0.5,), (1,), ("a", "b", "ü"), multi_label=True)):
+        again = Preprocessing.from_dict(json.loads(json.dumps(inputs.to_dict(), allow_nan=False)))
         assert again == inputs
         assert hash(again) == hash(inputs)  # lists have become tuples again
 
@@ -158,7 +158,7 @@ def test_a_description_comes_back() -> None:
 )
 def test_damaged_descriptions_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ValueError):
-        Inputs.of_dict({**INPUTS.to_dict(), name: value})
+        Preprocessing.from_dict({**INPUTS.to_dict(), name: value})
 
 
 def test_a_description_must_be_whole() -> None:
@@ -166,10 +166,10 @@ def test_a_description_must_be_whole() -> None:
         whole = INPUTS.to_dict()
         del whole[name]
         with pytest.raises(ValueError, match=name):
-            Inputs.of_dict(whole)
+            Preprocessing.from_dict(whole)
     for nothing in (None, [], 3, "size"):
         with pytest.raises(ValueError, match="inputs are described by"):
-            Inputs.of_dict(nothing)  # type: ignore[arg-type]
+            Preprocessing.from_dict(nothing)  # type: ignore[arg-type]
 
 
 # --- sets -----------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_some_of_a_set_are_of_every_class_alike(pets: Path) -> None:
         assert sorted(data.labels.tolist()) == [0, 0, 1, 1]  # type: ignore[union-attr]
     assert len(INPUTS.open(pets, limit=10)) == len(INPUTS.open(pets, limit=99)) == 10
     names = [f"cat/{number}.png" for number in range(5)]
-    several = some_of(MultiLabelFiles.of(pets, names, [[0]] * 5, ("cat", "dog")), 3)
+    several = subset(MultiLabelFiles.of(pets, names, [[0]] * 5, ("cat", "dog")), 3)
     assert [several.file(row).name for row in range(3)] == ["0.png", "2.png", "4.png"]
     for limit in (0, -1):
         with pytest.raises(ValueError, match="limit must be at least 1"):
@@ -262,17 +262,17 @@ def test_some_of_a_set_are_of_every_class_alike(pets: Path) -> None:
 @pytest.mark.filterwarnings("ignore:no frost overlays:UserWarning")
 def test_corruptions_are_made_of_the_test_images(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HETSNGP_DATA", str(pets))
-    inputs = Inputs((32, 32), MEAN, STD, ("cat", "dog"))
+    inputs = Preprocessing((32, 32), MEAN, STD, ("cat", "dog"))
     sets = inputs.open_corrupted("made", clean=pets, limit=4)
     clean = inputs.open(pets, limit=4).load(32)  # type: ignore[union-attr]
-    assert is_made(sets)
+    assert made_by_hetsngp(sets)
     assert len(sets) == 14 * 5
     found = sets["contrast", 5]
     assert torch.equal(found.labels, clean.labels)  # type: ignore[union-attr]
     made = corrupt(clean.images, "contrast", 5, seed=0, constants="cifar")
     assert torch.equal(found.images, made)  # type: ignore[union-attr]
     assert not torch.equal(made, clean.images)
-    with pytest.raises(ValueError, match="of what are the corruptions to be made"):
+    with pytest.raises(ValueError, match="corruptions are made of clean images: give clean"):
         inputs.open_corrupted("made")
     with pytest.raises(ValueError, match="choose one of 'cifar10-c'"):
         inputs.open_corrupted("cifar-c")
@@ -282,14 +282,14 @@ def test_corruptions_are_made_of_the_test_images(pets: Path, monkeypatch: pytest
 def test_cifar_c_published_or_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_cifar_small(monkeypatch)
     clean = write_cifar10(tmp_path)
-    inputs = Inputs((32, 32), MEAN, STD, ("a", "b"))
+    inputs = Preprocessing((32, 32), MEAN, STD, ("a", "b"))
 
     def opened(**given: Any) -> Any:
         return inputs.open_corrupted("cifar10-c", root=tmp_path, **given)
 
     whole, some = opened(), opened(limit=5)
-    assert is_made(whole)
-    assert is_made(some)
+    assert made_by_hetsngp(whole)
+    assert made_by_hetsngp(some)
     assert len(whole["fog", 1]) == 10
     rows = [
         int((torch.from_numpy(clean["test"]) == image).flatten(1).all(1).nonzero())
@@ -298,8 +298,8 @@ def test_cifar_c_published_or_made(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(rows) == len(some["fog", 1]) == 5  # five are made, not ten
     pixels = write_cifar_c(tmp_path / "CIFAR-10-C", ["fog"], 10, 10)
     whole, some = opened(), opened(limit=4)
-    assert not is_made(whole)
-    assert not is_made(some)
+    assert not made_by_hetsngp(whole)
+    assert not made_by_hetsngp(some)
     assert list(some) == [("fog", severity) for severity in range(1, 6)]
     assert np.array_equal(whole["fog", 2].images.permute(0, 2, 3, 1).numpy(), pixels["fog"][10:20])
     assert len(some["fog", 2]) == 4

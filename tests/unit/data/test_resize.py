@@ -1,4 +1,4 @@
-"""ImageNet's customary view, short side 256 and its middle 224: torchvision's pixels, by every reader."""
+"""ImageNet's customary view, short side 256 and centre crop 224: torchvision's pixels, by every reader."""
 
 import io
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.unit.data.test_shards import make_shards
 from tests.unit.small_sets import random_bytes, write_image
 from torch import Tensor
 
-from hetsngp.data.images.decoding import Decoder, middle, short_side
+from hetsngp.data.images.decoding import Decoder, resize_and_center_crop, short_side
 from hetsngp.data.images.files import ImageFiles, read_image
 from hetsngp.data.images.multi_label import MultiLabelFiles
 
@@ -31,15 +31,15 @@ def theirs(pixels: np.ndarray, size: int, resize: int) -> Tensor:
 def test_the_middle_is_torchvisions(size: int, resize: int) -> None:
     for height, width in [(8, 9), (13, 29), (29, 12), (300, 401), (100, 7), (256, 256)]:
         pixels = random_bytes(height, width, 3, seed=height)
-        found = middle(Image.fromarray(pixels), size, resize)
+        found = resize_and_center_crop(Image.fromarray(pixels), size, resize)
         assert found.shape == (3, size, size)
         assert torch.equal(found, theirs(pixels, size, resize)), (height, width)
 
 
 def test_resize_as_large_as_size_is_none() -> None:
     picture = Image.fromarray(random_bytes(20, 31, 3))
-    assert torch.equal(middle(picture, 12, 12), middle(picture, 12))
-    assert not torch.equal(middle(picture, 12, 14), middle(picture, 12))
+    assert torch.equal(resize_and_center_crop(picture, 12, 12), resize_and_center_crop(picture, 12))
+    assert not torch.equal(resize_and_center_crop(picture, 12, 14), resize_and_center_crop(picture, 12))
 
 
 def test_every_reader_takes_it(tmp_path: Path) -> None:
@@ -84,9 +84,9 @@ def test_what_would_leave_an_edge_is_refused(tmp_path: Path) -> None:
         lambda: files.loader(224, 1, resize=223),
         lambda: several.loader(224, 1, resize=223),
         lambda: shards.loader(224, 1, resize=223),
-        lambda: middle(Image.fromarray(random_bytes(30, 40, 3)), 224, 223),
+        lambda: resize_and_center_crop(Image.fromarray(random_bytes(30, 40, 3)), 224, 223),
     ):
-        with pytest.raises(ValueError, match=r"resize=223 .* the 224 pixels kept.*at least 224, or None"):
+        with pytest.raises(ValueError, match=r"resize=223 .* the crop of 224 pixels.*at least 224, or None"):
             call()
     for resize in (0, -5, 250.5, True):
         with pytest.raises(ValueError, match="resize must be a positive whole number"):

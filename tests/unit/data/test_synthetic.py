@@ -9,7 +9,7 @@ from sklearn.datasets import make_moons
 from hetsngp.data.datasets.synthetic import (
     CLUSTER,
     DIRECTIONS,
-    NOISE_OF_ITS_OWN,
+    FIXED_NOISE,
     TASKS,
     SyntheticTask,
     flip_labels,
@@ -61,7 +61,7 @@ def test_the_seed_decides_everything_and_no_point_is_drawn_twice(name: str) -> N
     assert len(every.unique(dim=0)) == len(every)
 
 
-@pytest.mark.parametrize("name", [name for name in TASKS if name not in NOISE_OF_ITS_OWN])
+@pytest.mark.parametrize("name", [name for name in TASKS if name not in FIXED_NOISE])
 def test_label_noise_changes_labels_and_nothing_else(name: str) -> None:
     clean, noisy = make_task(name, 0), make_task(name, 0, 0.2)
     assert torch.equal(clean.train.y, clean.train.clean)

@@ -1,4 +1,4 @@
-"""Bytes in, bytes out: any corruption, any severity, a batch at a time."""
+"""Apply any corruption at any severity to a batch of images, bytes to bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hetsngp.data.corruptions import blur, digital, jpeg, noise, weather
 from hetsngp.data.corruptions.constants import CONSTANTS, FAMILIES, SEVERITIES
-from hetsngp.data.corruptions.draws import Draws
+from hetsngp.data.corruptions.counter_rng import CounterRNG
 from hetsngp.validation import check_choice
 
 Corruption = Callable[..., Tensor]
@@ -33,16 +33,16 @@ CORRUPTIONS: dict[str, Corruption] = {
     "pixelate": digital.pixelate,
     "jpeg_compression": jpeg.jpeg_compression,
 }
-"""The 15 standard ones, in the order of the benchmark's tables."""
+"""The 15 standard corruptions, in the order of the benchmark's tables."""
 EXTRA: dict[str, Corruption] = {
     "speckle_noise": noise.speckle_noise,
     "gaussian_blur": blur.gaussian_blur,
     "saturate": digital.saturate,
 }
-"""Three of the benchmark's four for validation; spatter is left out."""
+"""Three of the benchmark's four extra corruptions; spatter is left out."""
 ELASTIC_SIDE = 244
-"""Pixels by which ImageNet-C multiplies its elastic constants: a slip for 224 that its images have."""
-# Values a chunk works on: the noises hold some hundred bytes for each.
+"""Pixels by which ImageNet-C multiplies its elastic constants: meant was 224, but its images have 244."""
+# Values of a chunk: the noises take some hundred bytes for each.
 CHUNK = 2**23
 
 
@@ -56,11 +56,11 @@ def corrupt(
     constants: str = "cifar",
     frost: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """``images`` (N, 3, H, W) uint8 under corruption ``name`` at ``severity`` 1 … 5; on their device.
+    """Corrupt ``images`` (N, 3, H, W) uint8 by corruption ``name`` at ``severity`` 1 … 5, on their device.
 
-    Image i is number ``first + i`` of its set, and what is random about it follows from that number and
-    ``seed`` alone: batches may be cut anywhere. ``constants``: those of CIFAR-C or of ImageNet-C. ``frost``:
-    the overlays of :func:`load_frost`, for that corruption.
+    Image i is number ``first + i`` of its set, and its random numbers follow from that number and ``seed``
+    alone: batches may be cut anywhere. ``constants``: those of CIFAR-C or of ImageNet-C. ``frost``: the
+    overlays of :func:`load_frost`, for that corruption.
 
     >>> grey = torch.full((2, 3, 32, 32), 128, dtype=torch.uint8)
     >>> corrupt(grey, "brightness", 5)[0, 0, 0, 0]
@@ -74,8 +74,8 @@ def corrupt(
     out = torch.empty_like(images)
     for begin in range(0, len(images), rows):
         part = images[begin : begin + rows]
-        draws = Draws(seed, name, severity, first + begin, len(part), images.device)
-        x = corrupt_float(part.float() / 255, name, severity, draws, constants=constants, frost=frost)
+        rng = CounterRNG(seed, name, severity, first + begin, len(part), images.device)
+        x = corrupt_float(part.float() / 255, name, severity, rng, constants=constants, frost=frost)
         out[begin : begin + rows] = blur.to_bytes(x).to(torch.uint8)
     return out
 
@@ -84,15 +84,15 @@ def corrupt_float(
     x: Tensor,
     name: str,
     severity: int,
-    draws: Draws,
+    rng: CounterRNG,
     *,
     constants: str = "cifar",
     frost: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """The same on (B, 3, H, W) in [0, 1], before it is made bytes; ``frost`` is :func:`prepared_frost`'s.
+    """Corrupt (B, 3, H, W) in [0, 1], without rounding to bytes; ``frost``: of :func:`prepared_frost`.
 
     >>> x = torch.full((1, 3, 2, 2), 0.5)
-    >>> float(corrupt_float(x, "brightness", 1, Draws(0, "brightness", 1))[0, 0, 0, 0])
+    >>> float(corrupt_float(x, "brightness", 1, CounterRNG(0, "brightness", 1))[0, 0, 0, 0])
     0.550000011920929
     """
     check(name, severity, constants, frost)
@@ -102,17 +102,17 @@ def corrupt_float(
         side = min(x.shape[-2:]) if constants == "cifar" else ELASTIC_SIDE
         values = tuple(side * value for value in values)
     more = {"overlays": frost} if name == "frost" else {}
-    return fn(x, values, draws, **more).clamp(0, 1)
+    return fn(x, values, rng, **more).clamp(0, 1)
 
 
 def prepared_frost(overlays: Sequence[Tensor], constants: str, device: torch.device | str) -> list[Tensor]:
-    """Overlays (3, H, W) uint8 in [0, 1] on ``device``; for CIFAR at a fifth of their size."""
+    """Overlays (3, H, W) uint8 → [0, 1] on ``device``; for CIFAR at a fifth of their size."""
     out = [overlay.to(device).float() / 255 for overlay in overlays]
     return [weather.shrunk(overlay, weather.CIFAR_FROST) for overlay in out] if constants == "cifar" else out
 
 
 def check(name: str, severity: int, constants: str, frost: Sequence[Tensor] | None) -> None:
-    """Raise for what no corruption can be made of."""
+    """Raise where the arguments of a corruption are invalid."""
     check_choice("corruption", name, (*CORRUPTIONS, *EXTRA))
     check_choice("constants", constants, FAMILIES)
     if not isinstance(severity, int | np.integer) or isinstance(severity, bool) or severity not in SEVERITIES:
@@ -125,7 +125,7 @@ def check(name: str, severity: int, constants: str, frost: Sequence[Tensor] | No
 
 
 def check_images(images: Tensor) -> None:
-    """Bytes, three channels."""
+    """Raise unless images are bytes with three channels."""
     if not isinstance(images, Tensor) or images.dtype != torch.uint8:
         kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
         raise TypeError(

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hetsngp.data.corruptions.draws import Draws
+from hetsngp.data.corruptions.counter_rng import CounterRNG
 from hetsngp.data.corruptions.filters import (
     correlate,
     gaussian_weights,
@@ -18,16 +18,16 @@ from hetsngp.data.corruptions.filters import gaussian_blur as blurred
 from hetsngp.data.corruptions.filters import motion_blur as trailed
 
 NUDGE = 1e-4
-"""A byte v that came out a little below v stays v."""
+"""Added before rounding down, so that a byte v computed as slightly less stays v."""
 
 
-def gaussian_blur(x: Tensor, sigma: float, draws: Draws) -> Tensor:
-    """As scikit-image blurs."""
+def gaussian_blur(x: Tensor, sigma: float, rng: CounterRNG) -> Tensor:
+    """Gaussian blur of scikit-image."""
     return blurred(x, sigma)
 
 
-def defocus_blur(x: Tensor, constants: tuple[float, float], draws: Draws) -> Tensor:
-    """Correlation with a disk of soft edge."""
+def defocus_blur(x: Tensor, constants: tuple[float, float], rng: CounterRNG) -> Tensor:
+    """Correlation with a disk with a soft edge."""
     return correlate(x, disk(*constants))
 
 
@@ -45,12 +45,12 @@ def disk(radius: float, sigma: float) -> np.ndarray:
     return soft
 
 
-def motion_blur(x: Tensor, constants: tuple[int, float], draws: Draws) -> Tensor:
+def motion_blur(x: Tensor, constants: tuple[int, float], rng: CounterRNG) -> Tensor:
     """A trail at an angle of −45° to 45°."""
-    return trailed(x, *constants, degrees=-45 + 90 * draws.uniform("angle"))
+    return trailed(x, *constants, degrees=-45 + 90 * rng.uniform("angle"))
 
 
-def zoom_blur(x: Tensor, factors: Sequence[float], draws: Draws) -> Tensor:
+def zoom_blur(x: Tensor, factors: Sequence[float], rng: CounterRNG) -> Tensor:
     """The mean of x and of x zoomed by every factor."""
     out = x.clone()
     for factor in factors:
@@ -58,16 +58,16 @@ def zoom_blur(x: Tensor, factors: Sequence[float], draws: Draws) -> Tensor:
     return out / (len(factors) + 1)
 
 
-def glass_blur(x: Tensor, constants: tuple[float, int, int], draws: Draws) -> Tensor:
+def glass_blur(x: Tensor, constants: tuple[float, int, int], rng: CounterRNG) -> Tensor:
     """Blurred, pixels replaced by near ones, blurred again.
 
-    The published code means to swap two pixels, but its NumPy views make it a copy: the second pixel stays as
-    it is. We do as the published images have it.
+    The published code means to swap two pixels, but its NumPy views make it a copy: the second pixel stays
+    unchanged. So it does here, as in the published images.
     """
     sigma, reach, rounds = constants
     x = to_bytes(blurred(x, sigma)) / 255
     for number in range(rounds):
-        shifts = draws.integers(f"shift_{number}", -reach, reach, 2, *x.shape[-2:])
+        shifts = rng.integers(f"shift_{number}", -reach, reach, 2, *x.shape[-2:])
         source = _scattered(shifts, reach)[:, None].expand(-1, x.shape[1], -1)
         x = x.flatten(2).gather(2, source).view_as(x)
     return blurred(x, sigma)
@@ -76,17 +76,17 @@ def glass_blur(x: Tensor, constants: tuple[float, int, int], draws: Draws) -> Te
 def _scattered(shifts: Tensor, reach: int) -> Tensor:
     """(B, H·W): where each pixel's value comes from after a round of copies, last pixel first.
 
-    A copy from a pixel that was written before takes what that one has got: a forest, whose roots are found
-    by doubling instead of one step a pixel. ``shifts``: (B, 2, H, W), down and right.
+    A copy from a pixel that was written before takes its new value: a forest, whose roots are found by
+    doubling instead of one step for each pixel. ``shifts``: (B, 2, H, W), down and right.
     """
     height, width = shifts.shape[-2:]
     row, column = (torch.arange(side, device=shifts.device) for side in (height, width))
-    place = row[:, None] * width + column
+    position = row[:, None] * width + column
     moved = ((row > reach) & (row <= height - reach))[:, None] & (column > reach) & (column <= width - reach)
-    near = place + shifts[:, 0] * width + shifts[:, 1]
-    source = torch.where(moved, near, place).flatten(1)
+    near = position + shifts[:, 0] * width + shifts[:, 1]
+    source = torch.where(moved, near, position).flatten(1)
     # Pixels are written in descending order, so a source further on has been written already.
-    written = moved.flatten()[source] & (source > place.flatten())
+    written = moved.flatten()[source] & (source > position.flatten())
     while bool(written.any()):
         next_source, next_written = source.gather(1, source), written.gather(1, source)
         source = torch.where(written, next_source, source)
@@ -95,5 +95,5 @@ def _scattered(shifts: Tensor, reach: int) -> Tensor:
 
 
 def to_bytes(x: Tensor) -> Tensor:
-    """⌊255·x⌋ of x clipped to [0, 1], in x's own type: as published, bytes are cut off, not rounded."""
+    """⌊255·x⌋ of x clipped to [0, 1], in the dtype of x: as published, rounded down."""
     return (255 * x.clamp(0, 1)).add_(NUDGE).floor_()

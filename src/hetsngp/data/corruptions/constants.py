@@ -1,6 +1,6 @@
 """The constants of CIFAR-C and ImageNet-C, severity 1 to 5 (Hendrycks & Dietterich 2019).
 
-CIFAR-C's are its own and much milder: 32 pixels hold less than 224.
+CIFAR-C's are much milder: 32 pixels hold less than 224.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ FAMILIES = ("cifar", "imagenet")
 
 
 def _zooms(*ends: tuple[float, float]) -> tuple[tuple[float, ...], ...]:
-    """np.arange(1, end, step), which by rounding may or may not have its end, as published."""
+    """Zoom factors np.arange(1, end, step); by rounding they may or may not include the end, as published."""
     return tuple(tuple(np.arange(1, end, step).tolist()) for end, step in ends)
 
 

@@ -19,7 +19,7 @@ BORDERS = ("nearest", "mirror", "reflect")
 
 
 def border_index(index: Places, size: int, border: str) -> Places:
-    """Which pixel of 0 … size − 1 stands at ``index``, inside or outside the image.
+    """Pixel of 0 … size − 1 at ``index``, which may lie beyond the border.
 
     >>> [border_index(np.arange(-2, 4), 3, border).tolist() for border in BORDERS]
     [[0, 0, 0, 1, 2, 2], [2, 1, 0, 1, 2, 1], [1, 0, 0, 1, 2, 2]]
@@ -35,7 +35,7 @@ def border_index(index: Places, size: int, border: str) -> Places:
 
 def along(x: Tensor, rows: np.ndarray | None = None, columns: np.ndarray | None = None) -> Tensor:
     """rows · x · columnsᵀ for every channel; the matrices are (H′, H) and (W′, W), None the identity."""
-    y = x.double()  # which neither TF32 nor autocast rounds, whatever the user has set
+    y = x.double()  # neither TF32 nor autocast rounds float64
     if columns is not None:
         y = y @ torch.from_numpy(np.ascontiguousarray(columns.T)).to(y)
     if rows is not None:
@@ -44,7 +44,7 @@ def along(x: Tensor, rows: np.ndarray | None = None, columns: np.ndarray | None 
 
 
 def gaussian_weights(sigma: float, radius: int) -> np.ndarray:
-    """(2·radius + 1,), sum 1."""
+    """Gaussian weights (2·radius + 1,), sum 1."""
     offsets = np.arange(-radius, radius + 1)
     weights = np.exp(-(offsets**2) / (2 * sigma**2))
     return weights / weights.sum()
@@ -64,13 +64,13 @@ def gaussian_matrix(size: int, sigma: float, truncate: float, border: str) -> np
 
 
 def gaussian_blur(x: Tensor, sigma: float, truncate: float = 4.0, border: str = "nearest") -> Tensor:
-    """As scikit-image's ``gaussian``, whose defaults these are."""
+    """Gaussian blur with the defaults of scikit-image's ``gaussian``."""
     rows, columns = (gaussian_matrix(size, sigma, truncate, border) for size in x.shape[-2:])
     return along(x, rows, columns)
 
 
 def correlate(x: Tensor, kernel: np.ndarray, border: str = "mirror") -> Tensor:
-    """Σ kernel[i, j] · x[row + i − centre, column + j − centre], over the kernel's non-zero places."""
+    """Σ kernel[i, j] · x[row + i − centre, column + j − centre], over the kernel's non-zero entries."""
     height, width = x.shape[-2:]
     reach = [side // 2 for side in kernel.shape]
     rows, columns = (
@@ -85,7 +85,7 @@ def correlate(x: Tensor, kernel: np.ndarray, border: str = "mirror") -> Tensor:
 
 
 def motion_blur(x: Tensor, radius: int, sigma: float, degrees: Tensor) -> Tensor:
-    """A trail behind every pixel in direction ``degrees`` (B,), half a Gaussian long, as ImageMagick has it.
+    """A trail behind every pixel in direction ``degrees`` (B,), half a Gaussian long, as in ImageMagick.
 
     Tap i = 0 … 2·radius stands at the whole-pixel offset ⌈i·(cos, sin) − ½⌉ of columns and rows.
     """
@@ -119,7 +119,7 @@ def linear_matrix(places: np.ndarray, size: int) -> np.ndarray:
 
 
 def zoom_matrix(size: int, factor: float) -> np.ndarray:
-    """(size, size): the middle ⌈size/factor⌉ pixels stretched by ``factor``, corners aligned, cut to size."""
+    """(size, size): central ⌈size/factor⌉ pixels stretched by ``factor``, corners aligned, cut to size."""
     kept = math.ceil(size / factor)
     stretched = round(kept * factor)
     step = (kept - 1) / (stretched - 1) if stretched > 1 else 0.0
@@ -130,7 +130,7 @@ def zoom_matrix(size: int, factor: float) -> np.ndarray:
 
 
 def zoomed(x: Tensor, factor: float) -> Tensor:
-    """The middle of x, larger by ``factor``, in x's own size."""
+    """Centre of x, enlarged by ``factor``, in the size of x."""
     return along(x, *(zoom_matrix(size, factor) for size in x.shape[-2:]))
 
 

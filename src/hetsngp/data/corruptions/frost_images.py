@@ -1,4 +1,4 @@
-"""The six frost images, which are the one thing the corruptions read from disk."""
+"""The six frost images, read from disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hetsngp.data.datasets.roots import data_root, missing
+from hetsngp.data.datasets.dataset import data_root, missing
 from hetsngp.data.images.decoding import open_picture
 
 FILES = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg", "frost6.jpg")
@@ -20,7 +20,7 @@ GET = (
 
 
 def load_frost(root: str | Path | None = None) -> tuple[Tensor, ...]:
-    """Six overlays (3, H, W) uint8, from the folder ``frost`` of data sets."""
+    """Load six overlays (3, H, W) uint8 from the folder ``frost`` of data sets."""
     folder = data_root(root) / "frost"
     if not all((folder / name).is_file() for name in FILES):
         raise missing("frost overlays", [folder / name for name in FILES], GET)
@@ -28,7 +28,7 @@ def load_frost(root: str | Path | None = None) -> tuple[Tensor, ...]:
 
 
 def has_frost(root: str | Path | None = None) -> bool:
-    """Whether the overlays are there."""
+    """Whether the overlays exist."""
     try:
         folder = data_root(root) / "frost"
     except ValueError:

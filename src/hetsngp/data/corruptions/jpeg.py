@@ -1,6 +1,6 @@
-"""JPEG compression of a batch, on CPU or CUDA: what libjpeg's encoder loses, by matrix products.
+"""JPEG compression of a batch, on CPU or CUDA: the loss of libjpeg's encoder, by matrix products.
 
-The entropy coding loses nothing and is left out. Rounding follows libjpeg, whose integer transforms differ
+Entropy coding is lossless and left out. Rounding follows libjpeg, whose integer transforms differ
 from ours in the last bit.
 """
 
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hetsngp.data.corruptions.draws import Draws
+from hetsngp.data.corruptions.counter_rng import CounterRNG
 from hetsngp.data.corruptions.filters import along
 
 # ITU-T T.81, Annex K: tables for brightness and colour at quality 50.
@@ -42,11 +42,11 @@ TO_YCC = (
 )
 TO_RGB = ((1.0, 0.0, 1.402), (1.0, -0.344136286, -0.714136286), (1.0, 1.772, 0.0))
 TIE = 1e-4
-"""A half is rounded away from zero also where it came out a little less."""
+"""Added before rounding, so that a half computed as slightly less is rounded up too."""
 
 
-def jpeg_compression(x: Tensor, quality: int, draws: Draws) -> Tensor:
-    """Encoded and decoded at ``quality``, colour at half resolution: Pillow's defaults."""
+def jpeg_compression(x: Tensor, quality: int, rng: CounterRNG) -> Tensor:
+    """Encode and decode at ``quality``, colour at half resolution: Pillow's defaults."""
     height, width = x.shape[-2:]
     # To the right libjpeg repeats the picture's last column, below the last row of the halved colour.
     y = F.pad(255 * x, (0, -width % 16, 0, height % 2), mode="replicate")
@@ -61,7 +61,7 @@ def jpeg_compression(x: Tensor, quality: int, draws: Draws) -> Tensor:
 
 
 def quantisation(base: tuple[tuple[int, ...], ...], quality: int) -> np.ndarray:
-    """The table at ``quality``, as libjpeg scales it.
+    """Quantisation table at ``quality``, as libjpeg scales it.
 
     >>> quantisation(LUMINANCE, 50)[0, :3], quantisation(LUMINANCE, 10)[0, :3]
     (array([16, 11, 10]), array([80, 55, 50]))
@@ -71,7 +71,7 @@ def quantisation(base: tuple[tuple[int, ...], ...], quality: int) -> np.ndarray:
 
 
 def _mixed(x: Tensor, matrix: tuple[tuple[float, ...], ...]) -> Tensor:
-    """Channels by a 3×3 matrix, without a matrix product, which might be rounded to TF32."""
+    """Mix channels by a 3×3 matrix, without a matrix product, which might be rounded to TF32."""
     rows = [sum(weight * x[:, i] for i, weight in enumerate(row)) for row in matrix]
     return torch.stack(rows, 1)  # type: ignore[arg-type]
 
@@ -86,7 +86,7 @@ def _cosines(blocks: int) -> np.ndarray:
 
 
 def _to_blocks(x: Tensor) -> Tensor:
-    """Sides made multiples of 8 by repeating the edge."""
+    """Pad sides to multiples of 8 by repeating the edge."""
     return F.pad(x, (0, -x.shape[-1] % 8, 0, -x.shape[-2] % 8), mode="replicate")
 
 
@@ -117,7 +117,7 @@ def _doubled(x: Tensor) -> Tensor:
 
 
 def _interleaved(x: Tensor, dim: int) -> Tensor:
-    """``dim``: −1 or −2."""
+    """Double the size along ``dim``, −1 or −2."""
     size = x.shape[dim]
     before = torch.cat([x.narrow(dim, 0, 1), x.narrow(dim, 0, size - 1)], dim)
     after = torch.cat([x.narrow(dim, 1, size - 1), x.narrow(dim, size - 1, 1)], dim)

@@ -7,25 +7,25 @@ import math
 import torch
 from torch import Tensor
 
-from hetsngp.data.corruptions.draws import Draws
+from hetsngp.data.corruptions.counter_rng import CounterRNG
 
 
-def gaussian_noise(x: Tensor, std: float, draws: Draws) -> Tensor:
+def gaussian_noise(x: Tensor, std: float, rng: CounterRNG) -> Tensor:
     """x + std·ε."""
-    return x + std * draws.normal("noise", *x.shape[1:])
+    return x + std * rng.normal("noise", *x.shape[1:])
 
 
-def speckle_noise(x: Tensor, std: float, draws: Draws) -> Tensor:
+def speckle_noise(x: Tensor, std: float, rng: CounterRNG) -> Tensor:
     """x + x·std·ε."""
-    return x + x * std * draws.normal("noise", *x.shape[1:])
+    return x + x * std * rng.normal("noise", *x.shape[1:])
 
 
-def shot_noise(x: Tensor, rate: float, draws: Draws) -> Tensor:
+def shot_noise(x: Tensor, rate: float, rng: CounterRNG) -> Tensor:
     """Poisson(rate·x)/rate, by the inverse of its distribution function.
 
-    Pixels are bytes, so that 256 rows of a table hold every distribution there is.
+    Pixels are bytes, so a table of 256 rows has every distribution.
     """
-    u = draws.uniform("noise", *x.shape[1:]).double()
+    u = rng.uniform("noise", *x.shape[1:]).double()
     most = math.ceil(rate + 12 * math.sqrt(rate) + 20)  # beyond it lies less than 2⁻⁵³
     levels, counts = (torch.arange(n, dtype=torch.float64, device=x.device) for n in (256, most))
     # P(count ≤ k) = Q(k + 1, μ), the regularised incomplete gamma function. One searchable row: level + CDF.
@@ -35,8 +35,8 @@ def shot_noise(x: Tensor, rate: float, draws: Draws) -> Tensor:
     return (place - level * most).clamp(0, most - 1).to(x) / rate
 
 
-def impulse_noise(x: Tensor, share: float, draws: Draws) -> Tensor:
-    """That share of all values, each channel for itself, becomes 1 or 0."""
-    flipped = draws.uniform("flip", *x.shape[1:]) < share
-    salt = draws.uniform("salt", *x.shape[1:]) < 0.5
+def impulse_noise(x: Tensor, share: float, rng: CounterRNG) -> Tensor:
+    """Set a fraction ``share`` of all values, in each channel independently, to 1 or 0."""
+    flipped = rng.uniform("flip", *x.shape[1:]) < share
+    salt = rng.uniform("salt", *x.shape[1:]) < 0.5
     return torch.where(flipped, salt.to(x), x)

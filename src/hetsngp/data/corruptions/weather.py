@@ -9,34 +9,36 @@ import torch
 from torch import Tensor
 
 from hetsngp.data.corruptions.blur import to_bytes
-from hetsngp.data.corruptions.draws import Draws
+from hetsngp.data.corruptions.counter_rng import CounterRNG
 from hetsngp.data.corruptions.filters import along, linear_matrix, motion_blur, zoomed
 
 GREY = (0.299, 0.587, 0.114)
 OVERLAYS = 5
-"""Of six frost images the published code draws among the first five."""
+"""Number of overlays used: the published code draws among the first five of six."""
 CIFAR_FROST = 0.2
-"""Factor by which CIFAR-C shrinks them."""
+"""Factor by which CIFAR-C shrinks the overlays."""
 
 
-def snow(x: Tensor, constants: tuple[float, float, float, float, int, float, float], draws: Draws) -> Tensor:
-    """Flakes that fall at an angle, and the light of a snowy day."""
+def snow(
+    x: Tensor, constants: tuple[float, float, float, float, int, float, float], rng: CounterRNG
+) -> Tensor:
+    """Flakes that fall at an angle, and brightening."""
     mean, std, zoom, threshold, radius, sigma, weight = constants
-    flakes = mean + std * draws.normal("flakes", 1, *x.shape[-2:])
+    flakes = mean + std * rng.normal("flakes", 1, *x.shape[-2:])
     flakes = zoomed(flakes, zoom)
     flakes = to_bytes(torch.where(flakes < threshold, 0, flakes)) / 255
-    flakes = motion_blur(flakes, radius, sigma, degrees=-135 + 90 * draws.uniform("angle"))
+    flakes = motion_blur(flakes, radius, sigma, degrees=-135 + 90 * rng.uniform("angle"))
     grey = (x * x.new_tensor(GREY)[:, None, None]).sum(1, keepdim=True)
     lit = weight * x + (1 - weight) * torch.maximum(x, 1.5 * grey + 0.5)
     return lit + flakes + flakes.rot90(2, (-2, -1))
 
 
-def frost(x: Tensor, constants: tuple[float, float], draws: Draws, overlays: Sequence[Tensor]) -> Tensor:
+def frost(x: Tensor, constants: tuple[float, float], rng: CounterRNG, overlays: Sequence[Tensor]) -> Tensor:
     """A part of one of the overlays (3, Hf, Wf), in [0, 1], laid over each image."""
     weight, frost_weight = constants
     height, width = x.shape[-2:]
-    number = draws.integers("overlay", 0, OVERLAYS)
-    across, down = draws.uniform("left"), draws.uniform("top")
+    number = rng.integers("overlay", 0, OVERLAYS)
+    across, down = rng.uniform("left"), rng.uniform("top")
     out = torch.empty_like(x)
     row, column = (torch.arange(side, device=x.device) for side in (height, width))
     for index, overlay in enumerate(overlays[:OVERLAYS]):
@@ -57,7 +59,7 @@ def frost(x: Tensor, constants: tuple[float, float], draws: Draws, overlays: Seq
 
 
 def shrunk(overlay: Tensor, factor: float) -> Tensor:
-    """(3, H, W) → linear interpolation without smoothing, as OpenCV resizes by default."""
+    """Resize (3, H, W) by linear interpolation without smoothing, as OpenCV does by default."""
     matrices = []
     for side in overlay.shape[-2:]:
         target = round(factor * side)
@@ -65,32 +67,32 @@ def shrunk(overlay: Tensor, factor: float) -> Tensor:
     return along(overlay[None], *matrices)[0]
 
 
-def fog(x: Tensor, constants: tuple[float, float], draws: Draws) -> Tensor:
-    """Plasma added, and the sum scaled back to the image's own largest value."""
+def fog(x: Tensor, constants: tuple[float, float], rng: CounterRNG) -> Tensor:
+    """Add plasma, and scale the sum back to the largest value of the image."""
     amount, decay = constants
     height, width = x.shape[-2:]
     brightest = x.amax((1, 2, 3), keepdim=True)
-    foggy = x + amount * plasma(max(height, width), decay, draws)[:, None, :height, :width]
+    foggy = x + amount * plasma(max(height, width), decay, rng)[:, None, :height, :width]
     return foggy * brightest / (brightest + amount)
 
 
-def plasma(least: int, decay: float, draws: Draws) -> Tensor:
+def plasma(least: int, decay: float, rng: CounterRNG) -> Tensor:
     """(B, m, m) in [0, 1]: a fractal on a torus by diamonds and squares, m the next power of two."""
     side = 1 << max(1, (least - 1).bit_length())
-    out = torch.zeros(draws.count, side, side, dtype=draws.dtype, device=draws.device)
+    out = torch.zeros(rng.count, side, side, dtype=rng.dtype, device=rng.device)
     step, wibble = side, 100.0
     while step >= 2:
         half, cells = step // 2, side // step
 
         def shaken(total: Tensor, stream: str, wibble: float = wibble, cells: int = cells) -> Tensor:
-            return total / 4 + wibble * wibble * (2 * draws.uniform(stream, cells, cells) - 1)
+            return total / 4 + wibble * wibble * (2 * rng.uniform(stream, cells, cells) - 1)
 
         corner = out[:, ::step, ::step]
         pairs = corner + corner.roll(-1, 1)
-        middle = shaken(pairs + pairs.roll(-1, 2), f"square_{step}")
-        out[:, half::step, half::step] = middle
-        across = middle + middle.roll(1, 1) + corner + corner.roll(-1, 2)
-        down = middle + middle.roll(1, 2) + corner + corner.roll(-1, 1)
+        centre = shaken(pairs + pairs.roll(-1, 2), f"square_{step}")
+        out[:, half::step, half::step] = centre
+        across = centre + centre.roll(1, 1) + corner + corner.roll(-1, 2)
+        down = centre + centre.roll(1, 2) + corner + corner.roll(-1, 1)
         out[:, ::step, half::step] = shaken(across, f"diamond_a_{step}")
         out[:, half::step, ::step] = shaken(down, f"diamond_b_{step}")
         step, wibble = half, wibble / decay
@@ -98,8 +100,8 @@ def plasma(least: int, decay: float, draws: Draws) -> Tensor:
     return out / out.amax((1, 2), keepdim=True)
 
 
-def brightness(x: Tensor, amount: float, draws: Draws) -> Tensor:
-    """V of HSV raised, at most to 1. Hue and saturation stay, so the channels keep their proportions."""
+def brightness(x: Tensor, amount: float, rng: CounterRNG) -> Tensor:
+    """Raise V of HSV, at most to 1. Hue and saturation stay, so the channels keep their proportions."""
     value = x.amax(1, keepdim=True)
     raised = (value + amount).clamp(0, 1)
     return torch.where(value > 0, x * raised / value.clamp_min(torch.finfo(x.dtype).tiny), raised)

@@ -1,7 +1,7 @@
-"""CIFAR-10 and CIFAR-100 from the files their authors give, as torchvision keeps them, or from WebP strips.
+"""CIFAR-10 and CIFAR-100 from their authors' files, in torchvision's layout too, or from WebP strips.
 
-The authors' Python files are pickles, which can run any code; ours are read by an unpickler that knows arrays
-and nothing else.
+The authors' Python files are pickles, which can run any code; torchvision unpickles them. Here an unpickler
+reads them that builds arrays and nothing else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from hetsngp.data.datasets.roots import DataSet, data_root, missing
+from hetsngp.data.datasets.dataset import DataSet, data_root, missing
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.decoding import pillow
 from hetsngp.validation import check_choice
@@ -26,26 +26,26 @@ from hetsngp.validation import check_choice
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
 SIZES = {"train": 50_000, "test": 10_000}
-ROWS_OF_A_STRIP = 500
-"""Of CIFAR-10, whose strips are not by class."""
+IMAGES_PER_STRIP = 500
+"""Images in a strip of CIFAR-10, whose strips are not by class."""
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """Names in the authors' archives."""
+    """File names and keys of the authors' archives."""
 
     title: str
     python: str
     binary: str
     files: dict[str, tuple[str, ...]]
-    """Of each split; the binary ones end in .bin."""
+    """Files of each split; the binary ones end in .bin."""
     meta: tuple[str, str]
-    """Names of the classes: the pickle and the key in it."""
+    """Pickle with the class names, and their key in it."""
     names: str
-    """The same in the binary archive."""
+    """File with the class names in the binary archive."""
     labels: str
     label_bytes: int
-    """Before the pixels of a binary record; the last of them is the (fine) label."""
+    """Bytes before the pixels of a binary record; the last of them is the (fine) label."""
 
 
 CIFAR = {
@@ -76,7 +76,7 @@ Arrays = tuple[np.ndarray, np.ndarray, list[str]]
 
 
 def load_cifar(name: str, split: str, root: str | Path | None = None) -> ImageArrays:
-    """The ``split`` "train" or "test" of "cifar10" or "cifar100" (fine labels) somewhere below ``root``.
+    """Load the ``split`` "train" or "test" of "cifar10" or "cifar100" (fine labels) from below ``root``.
 
     Looks for ``root/<name>/index.csv.gz`` with its WebP strips, then, in ``root`` and ``root/<name>``, for
     the folders of the Python archive, as torchvision unpacks it, and of the binary one. ``root`` None: the
@@ -131,7 +131,7 @@ def _read_python(folder: Path, split: str, layout: _Layout) -> Arrays:
             labels.append(np.array(content[layout.labels], dtype=np.int64))
             if labels[-1].shape != (len(pixels[-1]),):
                 raise ValueError(f"{len(pixels[-1])} images, labels of shape {labels[-1].shape}")
-    except Exception as error:  # a damaged pickle may fail anywhere
+    except Exception as error:  # a corrupt pickle may fail anywhere
         raise _damaged(file, error, layout) from error
     return np.concatenate(pixels).reshape(-1, 3, SIDE, SIDE), np.concatenate(labels), names
 
@@ -159,14 +159,14 @@ def _records(data: Any, width: int) -> np.ndarray:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Builds numbers, strings, lists, dicts and NumPy arrays; any other class or function is refused."""
+    """Unpickler of numbers, strings, lists, dicts and NumPy arrays; anything else is refused."""
 
     def find_class(self, module: str, name: str) -> Any:
         allowed = {
             ("numpy", "ndarray"): np.ndarray,
             ("numpy", "dtype"): np.dtype,
             ("_codecs", "encode"): _encode,
-            # NumPy moved it, and files of both times are about.
+            # NumPy moved it; files written before and after exist.
             ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
             ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
         }
@@ -179,7 +179,7 @@ _reconstruct = np.empty(0).__reduce__()[0]
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """What pickles of Python 3 in the old protocol make bytes with; of all codecs only the one they use."""
+    """Replacement of ``_codecs.encode``, by which old protocols pickle bytes: only their codec is allowed."""
     if encoding not in ("latin1", "latin-1"):
         raise pickle.UnpicklingError(f"it wants the codec {encoding}, which is no part of the data")
     return text.encode("latin1")
@@ -198,13 +198,13 @@ def _unpickle(file: Path) -> dict[str, Any]:
 
 
 def _read_strips(folder: Path, split: str, layout: _Layout) -> Arrays:
-    """Images below one another in strips; the index says which image of which strip has what label."""
+    """Read strips of images below one another; the index has strip, row and label of each image."""
     index = folder / "index.csv.gz"
     try:
         with gzip.open(index, "rt", encoding="utf-8", newline="") as stream:
             rows = list(csv.DictReader(stream))
         names = {int(row["label"]): row["class_name"] for row in rows}
-        where = sorted((*_place(row), int(row["label"])) for row in rows if row["split"] == split)
+        where = sorted((*_position(row), int(row["label"])) for row in rows if row["split"] == split)
     except (OSError, EOFError, KeyError, ValueError) as error:
         raise _damaged(index, error, layout) from error
     files = sorted({file for file, _, _ in where})
@@ -218,16 +218,16 @@ def _read_strips(folder: Path, split: str, layout: _Layout) -> Arrays:
     return pixels, labels, [names[label] for label in sorted(names)]
 
 
-def _place(row: dict[str, str]) -> tuple[str, int]:
-    """The strip that holds an image, and its place there."""
+def _position(row: dict[str, str]) -> tuple[str, int]:
+    """Strip of an image, and its row in the strip."""
     if "row_in_strip" in row:
         return f"{row['split']}_{int(row['label']):02d}_{row['class_name']}.webp", int(row["row_in_strip"])
-    strip, place = divmod(int(row["index"]), ROWS_OF_A_STRIP)
-    return f"{row['split']}_{strip:02d}.webp", place
+    strip, position = divmod(int(row["index"]), IMAGES_PER_STRIP)
+    return f"{row['split']}_{strip:02d}.webp", position
 
 
 def _strip(file: Path, layout: _Layout) -> np.ndarray:
-    """(n, 3, 32, 32)."""
+    """Images (n, 3, 32, 32) of a strip."""
     image_module = pillow()
     try:
         with image_module.open(file) as image:
@@ -235,11 +235,11 @@ def _strip(file: Path, layout: _Layout) -> np.ndarray:
         if pixels.shape[1] != SIDE:
             raise ValueError(f"{pixels.shape[1]} pixels wide, not {SIDE}")
         return np.ascontiguousarray(pixels.reshape(-1, SIDE, SIDE, 3).transpose(0, 3, 1, 2))
-    except Exception as error:  # Pillow's readers raise nearly anything on damaged files
+    except Exception as error:  # Pillow's readers raise nearly anything on corrupt files
         raise _damaged(file, error, layout) from error
 
 
-# --- the registry's ---------------------------------------------------------------------------------------
+# --- entries of the registry -----------------------------------------------------------------------------
 
 CIFAR_SETS = tuple(
     DataSet(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hetsngp.data.corruptions import CORRUPTIONS, SEVERITIES
-from hetsngp.data.datasets.roots import DataSet, data_root, missing
+from hetsngp.data.datasets.dataset import DataSet, data_root, missing
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.validation import check_choice
 
@@ -34,20 +34,20 @@ CIFAR100_NAMES = (
     "wardrobe whale willow_tree wolf woman worm"
 )
 CLASS_NAMES = {"cifar10-c": tuple(CIFAR10_NAMES.split()), "cifar100-c": tuple(CIFAR100_NAMES.split())}
-"""The files have numbers only."""
+"""Class names; the files have numbers only."""
 
 
 @dataclass(frozen=True, eq=False)
 class CorruptedFiles(Mapping[tuple[str, int], ImageArrays]):
-    """(corruption, severity 1 … 5) → images, read from disk each time they are asked for.
+    """Mapping (corruption, severity 1 … 5) → images, read from disk at each access.
 
-    ``corruptions`` are those found, the 15 standard ones first, in the order of the benchmark's tables.
+    ``corruptions``: those found, the 15 standard ones first, in the order of the benchmark's tables.
     """
 
     folder: Path
     corruptions: tuple[str, ...]
     labels: Tensor
-    """(n,) int64, the same for every severity."""
+    """(n,) int64, the same for all severities."""
     class_names: tuple[str, ...]
     source: str
     """Where to get the set."""
@@ -81,7 +81,7 @@ class CorruptedFiles(Mapping[tuple[str, int], ImageArrays]):
 
 
 def open_cifar_c(root: str | Path | None = None, name: str = "cifar100-c") -> CorruptedFiles:
-    """The folder CIFAR-100-C, or CIFAR-10-C, in ``root``.
+    """Open the folder CIFAR-100-C, or CIFAR-10-C, in ``root``.
 
     It has <corruption>.npy (5·n, 32, 32, 3) and labels.npy (5·n,), severity 1 first; published, n is 10,000.
     """
@@ -90,7 +90,7 @@ def open_cifar_c(root: str | Path | None = None, name: str = "cifar100-c") -> Co
     get = _get(name)
     if not folder.is_dir():
         raise missing(name, [folder], get)
-    # A leading dot is another system's: ._fog.npy is no corruption.
+    # macOS writes files such as ._fog.npy beside others.
     found = {file.stem for file in folder.glob("*.npy") if not file.name.startswith(".")} - {"labels"}
     absent = [corruption for corruption in CORRUPTIONS if corruption not in found]
     if len(absent) == len(CORRUPTIONS):
@@ -120,7 +120,7 @@ def _labels(file: Path, classes: int, get: str) -> Tensor:
 
 
 def _array(file: Path, get: str) -> np.ndarray:
-    """Mapped, not read: of 150 MB a severity takes 30."""
+    """Memory-mapped array: of the 150 MB of a file, one severity reads 30."""
     try:
         array: np.ndarray = np.load(file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:

@@ -1,8 +1,8 @@
-"""What people said of CIFAR-10: three and more labels for each training image, fifty for each test image.
+"""Human labels of CIFAR-10: CIFAR-10N for the training images, CIFAR-10H for the test images.
 
-CIFAR-10N (Wei et al. 2022) has labels of the training images as crowd workers gave them; CIFAR-10H (Peterson
-et al. 2019) has about 50 votes for each test image. Both are lists in CIFAR-10's own order, and a copy of
-the images in another order would get labels at random, so the order is checked wherever they meet.
+CIFAR-10N (Wei et al. 2022) has three labels by crowd workers for each training image; CIFAR-10H (Peterson et
+al. 2019) has about 50 votes for each test image. Both are lists in the order of CIFAR-10. A copy of the
+images in another order would get wrong labels, so the order is checked when both are opened.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hetsngp.data.datasets import cifar
-from hetsngp.data.datasets.roots import DataSet, data_root, first_file
+from hetsngp.data.datasets.dataset import DataSet, data_root, first_file
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.npz import npz_keys, read_array
 from hetsngp.validation import check_choice
@@ -31,7 +31,7 @@ CIFAR10N_KEYS = {
     "worse": "worse_label",
     "clean": "clean_label",
 }
-"""Our names, and those in the authors' file; with c10_ before them in cifar_n.npz."""
+"""Variant → key in the authors' file; with the prefix c10_ in cifar_n.npz."""
 CIFAR10N_FILE = "CIFAR-10_human.pt"
 CIFAR10N_GET = (
     "git clone https://github.com/UCSC-REAL/cifar-10-100n in the folder of data sets, or only "
@@ -43,7 +43,7 @@ CIFAR10H_GET = (
     "https://github.com/jcpeterson/cifar-10h/raw/master/data/cifar10h-counts.npy"
 )
 CLASSES = 10
-# Most voters agree with CIFAR-10 on 99 % of its test images; in another order on 10 %.
+# The majority of voters agrees with CIFAR-10 on 99 % of its test images; in another order on 10 %.
 LEAST_AGREEMENT = 0.9
 
 
@@ -51,10 +51,10 @@ LEAST_AGREEMENT = 0.9
 
 
 def load_cifar10n(root: str | Path | None = None) -> dict[str, Tensor]:
-    """Labels of CIFAR-10's 50,000 training images: (50000,) int64 for each of six names.
+    """Load labels of CIFAR-10's 50,000 training images: (50000,) int64 for each of six names.
 
-    "random1", "random2" and "random3" are one worker's each (17 to 18 % wrong), "aggre" is their majority
-    (9 %), "worse" a wrong one where there is any (40 %), "clean" CIFAR-10's own.
+    "random1", "random2" and "random3" are by one worker each (17 to 18 % wrong), "aggre" is their majority
+    (9 %), "worse" a wrong one where there is any (40 %), "clean" the label of CIFAR-10.
     """
     base = data_root(root)
     folders = (base, base / "cifar10n", base / "cifar10", base / "cifar-10-100n" / "data")
@@ -63,22 +63,22 @@ def load_cifar10n(root: str | Path | None = None) -> dict[str, Tensor]:
     try:
         content = _npz_labels(file) if file.suffix == ".npz" else _torch_labels(file)
         return {name: _labels(content[key]) for name, key in CIFAR10N_KEYS.items()}
-    except Exception as error:  # a damaged archive fails in zipfile, pickle, torch or NumPy
+    except Exception as error:  # a corrupt archive fails in zipfile, pickle, torch or NumPy
         raise ValueError(
             f"{file} is damaged or no file of CIFAR-10N ({error}): get it again, {CIFAR10N_GET}"
         ) from error
 
 
 def open_cifar10n(root: str | Path | None, split: str, labels: str = "worse") -> ImageArrays:
-    """CIFAR-10's training images with those ``labels`` of :func:`load_cifar10n`; its test images as they are.
+    """Open CIFAR-10's training images with ``labels`` of :func:`load_cifar10n`, or its clean test images.
 
-    "worse" is the default because it is the set on which methods for noisy labels differ most.
+    "worse" is the default because methods for noisy labels differ most on it.
     """
     check_choice("labels of cifar10n", labels, CIFAR10N_KEYS)
     if split != "train":
         return cifar.load_cifar("cifar10", split, root)
-    people, images = load_cifar10n(root), cifar.load_cifar("cifar10", split, root)
-    differ = int((people["clean"] != images.labels).sum())
+    human, images = load_cifar10n(root), cifar.load_cifar("cifar10", split, root)
+    differ = int((human["clean"] != images.labels).sum())
     if differ:
         raise ValueError(
             f"CIFAR-10N's clean labels are not those of CIFAR-10 for {differ} of {len(images)} training "
@@ -86,16 +86,16 @@ def open_cifar10n(root: str | Path | None, split: str, labels: str = "worse") ->
             f"wrong images: get CIFAR-10 from its authors, {cifar.CIFAR_SETS[0].get}, and the labels by "
             f"{CIFAR10N_GET}"
         )
-    return dataclasses.replace(images, labels=people[labels])
+    return dataclasses.replace(images, labels=human[labels])
 
 
 def _torch_labels(file: Path) -> Mapping[str, Any]:
-    """The authors' file, a dict of arrays, by an unpickler that can make these and nothing else."""
+    """Read the authors' file, a dict of arrays, with an unpickler that builds these and nothing else."""
     reconstruct: Any = np.empty(0).__reduce__()[0]
-    whole_numbers = [type(np.dtype(kind)) for kind in "bBhHiIlLqQ"]
-    # NumPy moved the function, and files of both times are about.
+    integer_types = [type(np.dtype(kind)) for kind in "bBhHiIlLqQ"]
+    # NumPy moved the function; files written before and after exist.
     moved = [(reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
-    with torch.serialization.safe_globals([*moved, np.ndarray, np.dtype, *whole_numbers]):
+    with torch.serialization.safe_globals([*moved, np.ndarray, np.dtype, *integer_types]):
         content = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(content, dict):
         raise ValueError(f"a {type(content).__name__}, not a dict")
@@ -103,8 +103,8 @@ def _torch_labels(file: Path) -> Mapping[str, Any]:
 
 
 def _npz_labels(file: Path) -> Mapping[str, Any]:
-    held = npz_keys(file)
-    return {key: read_array(file, f"c10_{key}") for key in CIFAR10N_KEYS.values() if f"c10_{key}" in held}
+    keys = npz_keys(file)
+    return {key: read_array(file, f"c10_{key}") for key in CIFAR10N_KEYS.values() if f"c10_{key}" in keys}
 
 
 def _labels(values: Any) -> Tensor:
@@ -122,7 +122,7 @@ def _labels(values: Any) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class VotedImages:
-    """``images`` with their own labels, and ``votes``: (N, K) int64, how many people chose each class."""
+    """Images with votes. ``votes``: (N, K) int64, the number of people who chose each class."""
 
     images: ImageArrays
     votes: Tensor
@@ -132,7 +132,7 @@ class VotedImages:
 
 
 def load_cifar10h(root: str | Path | None = None) -> Tensor:
-    """(10000, 10) int64: votes for each class, about 50 in all for each of CIFAR-10's test images."""
+    """Load votes (10000, 10) int64: about 50 for each of CIFAR-10's test images."""
     base = data_root(root)
     folders = (base, base / "cifar10h", base / "cifar10", base / "cifar-10h" / "data")
     files = [*(folder / CIFAR10H_FILE for folder in folders), base / "cifar10" / "cifar10h_counts.npz"]
@@ -142,7 +142,7 @@ def load_cifar10h(root: str | Path | None = None) -> Tensor:
         shape = (cifar.SIZES["test"], CLASSES)
         if votes.shape != shape or (votes != votes.round()).any() or votes.min() < 0:
             raise ValueError(f"{votes.dtype} of shape {votes.shape} where counts {shape} were expected")
-    except Exception as error:  # a damaged file fails in zipfile, zlib or NumPy
+    except Exception as error:  # a corrupt file fails in zipfile, zlib or NumPy
         raise ValueError(
             f"{file} is damaged or no file of CIFAR-10H ({error}): get it again, {CIFAR10H_GET}"
         ) from error
@@ -150,7 +150,7 @@ def load_cifar10h(root: str | Path | None = None) -> Tensor:
 
 
 def open_cifar10h(root: str | Path | None, split: str = "test") -> VotedImages:
-    """CIFAR-10's test images and the votes of :func:`load_cifar10h`."""
+    """Open CIFAR-10's test images with the votes of :func:`load_cifar10h`."""
     votes, images = load_cifar10h(root), cifar.load_cifar("cifar10", split, root)
     agreement = float((votes.argmax(1) == images.labels).float().mean())
     if agreement < LEAST_AGREEMENT:
@@ -162,7 +162,7 @@ def open_cifar10h(root: str | Path | None, split: str = "test") -> VotedImages:
     return VotedImages(images, votes)
 
 
-PEOPLES_SETS = (
+HUMAN_LABEL_SETS = (
     DataSet(
         "cifar10n",
         "CIFAR-10's training images with labels by people, 9 to 40 % of them wrong; its clean test images",

@@ -1,7 +1,7 @@
 """ImageNet and its variants as folders of image files.
 
-A label is the place of a class in the lists that timm keeps, as in every ImageNet network: never the place of
-its folder among those that happen to be there.
+A label is the index of a class in timm's lists, as in every ImageNet network, never the index of its folder
+among those that are there.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import torch
 
 from hetsngp.data.class_maps import ClassMap
 from hetsngp.data.corruptions import CORRUPTIONS, SEVERITIES
+from hetsngp.data.datasets.dataset import DataSet, data_root, missing
 from hetsngp.data.datasets.imagenet21k import GET_21K, LAYOUT_21K, open_imagenet21k
-from hetsngp.data.datasets.roots import DataSet, data_root, missing
 from hetsngp.data.datasets.synsets import SUBSETS, class_names, wnids
 from hetsngp.data.images.files import ImageFiles
 from hetsngp.data.images.folders import class_files, subfolders
 from hetsngp.validation import check_choice
 
 FOLDERS = {"train": "train", "test": "val"}
-"""Of ImageNet, whose true test labels were never published: everybody tests on the validation images."""
+"""Folders of ImageNet's splits; the test labels were never published, so its validation set is "test"."""
 VALPREP = "https://raw.githubusercontent.com/soumith/imagenetloader.torch/master/valprep.sh"
 GROUPS = ("noise", "blur", "weather", "digital", "extra")
-"""The archives of ImageNet-C, whose folders may stand between it and the corruptions."""
+"""Archives of ImageNet-C; folders of these names may contain those of the corruptions."""
 V2 = ("matched-frequency", "threshold0.7", "top-images")
-"""Its three sets. The first is the one that is meant where nothing is said."""
+"""The three sets of ImageNet-V2; the first is the default."""
 
 GET = {
     "imagenet": "https://image-net.org/download (ILSVRC 2012, after registration)",
@@ -39,7 +39,7 @@ GET = {
 
 
 def open_imagenet(root: str | Path | None = None, split: str = "test") -> ImageFiles:
-    """``imagenet/train/<wnid>/*.JPEG`` or, for "test", ``imagenet/val/<wnid>/*.JPEG`` below ``root``."""
+    """Open ``imagenet/train/<wnid>/*.JPEG`` or, for "test", ``imagenet/val/<wnid>/*.JPEG`` below ``root``."""
     folder = data_root(root) / "imagenet" / FOLDERS[check_choice("split", split, FOLDERS)]
     if not folder.is_dir():
         raise missing("imagenet", [folder], GET["imagenet"])
@@ -50,17 +50,17 @@ def open_imagenet(root: str | Path | None = None, split: str = "test") -> ImageF
 
 
 def open_imagenet_a(root: str | Path | None = None, split: str = "test") -> ImageFiles:
-    """ImageNet-A, ``imagenet-a/<wnid>/*``: labels 0 … 199; see :func:`imagenet_subset`."""
+    """Open ImageNet-A, ``imagenet-a/<wnid>/*``: labels 0 … 199; see :func:`imagenet_subset`."""
     return _open_subset(root, "imagenet-a", split)
 
 
 def open_imagenet_r(root: str | Path | None = None, split: str = "test") -> ImageFiles:
-    """ImageNet-R, ``imagenet-r/<wnid>/*``: labels 0 … 199; see :func:`imagenet_subset`."""
+    """Open ImageNet-R, ``imagenet-r/<wnid>/*``: labels 0 … 199; see :func:`imagenet_subset`."""
     return _open_subset(root, "imagenet-r", split)
 
 
 def imagenet_subset(name: str) -> ClassMap:
-    """From the 1,000 classes of ImageNet to the 200 of "imagenet-a" or "imagenet-r"."""
+    """Map from the 1,000 classes of ImageNet to the 200 of "imagenet-a" or "imagenet-r"."""
     check_choice("subset of ImageNet", name, SUBSETS)
     return ClassMap.between(wnids("imagenet"), wnids(name), class_names(name))
 
@@ -68,7 +68,7 @@ def imagenet_subset(name: str) -> ClassMap:
 def open_imagenet_v2(
     root: str | Path | None = None, split: str = "test", variant: str = "matched-frequency"
 ) -> ImageFiles:
-    """ImageNet-V2: ``imagenetv2-<variant>-format-val/<0 … 999>/*`` in ``root`` or in ``root/imagenet-v2``.
+    """Open ImageNet-V2: ``imagenetv2-<variant>-format-val/<0 … 999>/*`` in ``root`` or ``root/imagenet-v2``.
 
     The variant "matched-frequency" may also lie in ``imagenet-v2`` itself. The folders are named by the
     label. Sorted as text they would be 0, 1, 10, 100, …, and nearly every label wrong.
@@ -80,7 +80,7 @@ def open_imagenet_v2(
     if folder is None:
         there = " or ".join(f"imagenet-v2:{name}" for name in V2 if _v2_folder(base, name))
         get = f"{GET['imagenet-v2']}, {archive}" + (f"; what is there opens as {there}" if there else "")
-        raise missing(f"imagenet-v2:{variant}", _v2_places(base, variant), get)
+        raise missing(f"imagenet-v2:{variant}", _v2_candidates(base, variant), get)
     names = class_names("imagenet")
     label_of = {str(label): label for label in range(len(names))}
     files, labels = class_files(folder, label_of, "imagenet-v2", advice=f"unpack {archive} again")
@@ -88,10 +88,10 @@ def open_imagenet_v2(
 
 
 def open_imagenet_c(root: str | Path | None = None, split: str = "test") -> CorruptedFolders:
-    """ImageNet-C, ``imagenet-c/<corruption>/<1 … 5>/<wnid>/*.JPEG``, also with its archives' group folders.
+    """Open ImageNet-C, ``imagenet-c/<corruption>/<1 … 5>/<wnid>/*.JPEG``, also in folders of its archives.
 
-    A mapping from (corruption, severity) to the images, already of 224 pixels, for all that are there; it
-    warns where some of the 15 standard corruptions are not.
+    A mapping from (corruption, severity) to images of 224 pixels, for those that are there, with a warning
+    where some of the 15 standard corruptions are missing.
     """
     check_choice("split", split, ("test",))
     folder = data_root(root) / "imagenet-c"
@@ -109,7 +109,7 @@ def open_imagenet_c(root: str | Path | None = None, split: str = "test") -> Corr
 
 
 class CorruptedFolders(Mapping[tuple[str, int], ImageFiles]):
-    """(corruption, severity) → :class:`ImageFiles`; a folder is read when it is asked for, each time anew.
+    """Mapping (corruption, severity) → :class:`ImageFiles`; a folder is listed at each access.
 
     The 15 standard corruptions come first, in the order of the benchmark's tables.
     """
@@ -154,7 +154,7 @@ class CorruptedFolders(Mapping[tuple[str, int], ImageFiles]):
         return _by_wnid(self.folders[key], "imagenet", "unpack the archives of ImageNet-C again")
 
     def __contains__(self, key: object) -> bool:
-        return key in self.folders  # by __getitem__ a folder would be read for the answer
+        return key in self.folders  # Mapping's own would list the folder
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
         return iter(self.folders)
@@ -171,16 +171,16 @@ def _open_subset(root: str | Path | None, name: str, split: str) -> ImageFiles:
     return _by_wnid(folder, name, f"unpack {name}.tar again")
 
 
-def _v2_places(base: Path, variant: str) -> list[Path]:
+def _v2_candidates(base: Path, variant: str) -> list[Path]:
     outer, inner = base / "imagenet-v2", f"imagenetv2-{variant}-format-val"
     return [base / inner, outer / inner, *([outer] if variant == V2[0] else [])]
 
 
 def _v2_folder(base: Path, variant: str) -> Path | None:
-    for place in _v2_places(base, variant):
-        # imagenet-v2 itself is it where it holds the classes, not where it holds the other sets
-        if place.is_dir() and not any(name.startswith("imagenetv2-") for name in subfolders(place)):
-            return place
+    for folder in _v2_candidates(base, variant):
+        # The folder imagenet-v2 may hold the classes, or the other sets.
+        if folder.is_dir() and not any(name.startswith("imagenetv2-") for name in subfolders(folder)):
+            return folder
     return None
 
 
@@ -244,7 +244,7 @@ IMAGENET_SETS: tuple[DataSet, ...] = (
     ),
     DataSet(
         "imagenet21k",
-        "ImageNet-21k, some 13 million photographs, 21,843 classes, several a photograph",
+        "ImageNet-21k, some 13 million photographs, 21,843 classes, multi-label",
         LAYOUT_21K,
         GET_21K,
         ("train", "test"),
@@ -252,4 +252,4 @@ IMAGENET_SETS: tuple[DataSet, ...] = (
         gives="MultiLabelFiles or ShardedImages",
     ),
 )
-"""For ``hetsngp.data.datasets.registry``."""
+"""Entries of ``hetsngp.data.datasets.registry``."""

@@ -1,4 +1,4 @@
-"""ImageNet-21k: 21,843 classes, several a photograph, as folders or as tar shards; and its way to the 1,000.
+"""ImageNet-21k: multi-label, 21,843 classes, as folders or tar shards; and the map to ImageNet's classes.
 
 The paper trains on it and then evaluates on the 1,000 classes of ImageNet.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hetsngp.data.class_maps import ClassMap
-from hetsngp.data.datasets.roots import data_root, missing
+from hetsngp.data.datasets.dataset import data_root, missing
 from hetsngp.data.datasets.synsets import WNID, class_names, wnids
 from hetsngp.data.images.folders import class_files, image_names, subfolders
 from hetsngp.data.images.multi_label import MultiLabelFiles
@@ -23,9 +23,9 @@ from hetsngp.validation import check_choice
 
 LABELS = "labels.csv"
 SPLITS = {"train": ("train",), "test": ("val", "validation", "test")}
-"""Folders that hold each."""
+"""Folders of each split."""
 LAYOUT_21K = (
-    "imagenet21k/<wnid>/*.JPEG, with imagenet21k/labels.csv where images have several labels; or "
+    "imagenet21k/<wnid>/*.JPEG, with imagenet21k/labels.csv for multi-label images; or "
     "imagenet21k/*.tar as WebDataset writes them; either also below imagenet21k/train and imagenet21k/val"
 )
 GET_21K = (
@@ -42,19 +42,19 @@ def open_imagenet21k(
     classes: Sequence[str] | None = None,
     numbering: str | Sequence[str] | None = None,
 ) -> ShardedImages | MultiLabelFiles:
-    """The ``split`` "train" or "test" of ``root/imagenet21k``; both forms have ``loader(size, batch_size)``.
+    """Open the ``split`` "train" or "test" of ``root/imagenet21k``: tar shards or image files.
 
-    It may have folders ``train`` and ``val``. Without them shards with "val", "validation" or "test" in their
-    names, as timm's have, are the test images, and folders of classes are all training images: ImageNet-21k
-    has no split that everybody uses.
+    It may have folders ``train`` and ``val``. Without them shards with "val", "validation" or "test" in
+    their names, such as timm's, are the test images, and folders of classes are all training images:
+    ImageNet-21k has no standard split.
 
-    ``classes``: other wnids than the 21,843; their places are the labels. ``numbering``: the wnids that
-    numbers in shards count in, or the name of their list in ``hetsngp.data.datasets.synsets``: "imagenet22k" for
-    timm's shards, "imagenet21k" for the 21,843. It is needed where numbers stand without a wnid.
+    ``classes``: other wnids than the 21,843; their indices are the labels. ``numbering``: the wnids that
+    numbers in shards index, or the name of their list in ``hetsngp.data.datasets.synsets``: "imagenet22k"
+    for timm's shards, "imagenet21k" for the 21,843. It is needed for numbers without a wnid.
 
-    Of folders, ``labels.csv`` beside them lists the images and all labels of each, in lines such as
+    For folders, ``labels.csv`` beside them lists the images and all labels of each, in lines such as
     ``n01440764/n01440764_18.JPEG,n01440764 n02512053``. Without it an image has the label of its folder; one
-    that lies in several, under the same name and with the same content, has the labels of all.
+    that is in several folders, with the same name and content, has the labels of all.
     """
     check_choice("split", split, SPLITS)
     base = data_root(root) / "imagenet21k"
@@ -85,7 +85,7 @@ def open_imagenet21k(
 
 
 def to_imagenet1k() -> ClassMap:
-    """From the 21,843 classes to the 1,000 of ImageNet, for the paper's evaluation.
+    """Map from the 21,843 classes to the 1,000 of ImageNet, for the paper's evaluation.
 
     Class n04399382, a teddy bear, is not among the 21,843: its probability is zero.
     """
@@ -93,7 +93,7 @@ def to_imagenet1k() -> ClassMap:
 
 
 def _folder_of(base: Path, split: str) -> tuple[Path, bool]:
-    """Where the images are, and whether each split has a folder."""
+    """Folder of the images, and whether each split has its own."""
     there = {
         part: [base / name for name in names if (base / name).is_dir()] for part, names in SPLITS.items()
     }
@@ -119,7 +119,7 @@ def _archives(folder: Path, *endings: str) -> list[Path]:
 
 def _check_unpacked(folder: Path, shards: list[Path]) -> None:
     packed = _archives(folder, ".tar.gz", ".tgz")
-    if packed and (shards or not subfolders(folder)):  # beside class folders it is what these came from
+    if packed and (shards or not subfolders(folder)):  # beside class folders it is their archive
         raise ValueError(
             f"{folder} has compressed archives, such as {packed[0].name}, and shards are read uncompressed: "
             f"gunzip them (gunzip {folder}/*gz), or, if classes are in them, unpack them with tar -xzf"
@@ -145,7 +145,7 @@ def _check_shards(folder: Path, shards: list[Path]) -> None:
 
 
 def _in_folders(folder: Path, label_of: Mapping[str, int]) -> tuple[list[str], list[list[int]]]:
-    """Files and their labels; those that are the same image become one."""
+    """Files and their labels; copies of one image are merged."""
     files, labels = class_files(folder, label_of, "imagenet21k", advice="unpack the archives of the classes")
     same_name = _grouped(list(range(len(files))), lambda row: files[row].rpartition("/")[2])
     groups = sorted(group for rows in same_name for group in _same_content(folder, files, rows))
@@ -153,7 +153,7 @@ def _in_folders(folder: Path, label_of: Mapping[str, int]) -> tuple[list[str], l
 
 
 def _same_content(folder: Path, files: list[str], rows: list[int]) -> Iterator[list[int]]:
-    """Rows that are one image: 0001.JPEG in two folders may as well be two. Most differ in size already."""
+    """Group rows by content: 0001.JPEG in two folders may be two images. Most differ in size."""
     if len(rows) == 1:
         yield rows
         return
@@ -174,7 +174,7 @@ def _digest(file: Path) -> str:
 
 
 def _listed(folder: Path, label_of: Mapping[str, int]) -> tuple[list[str], list[list[int]]]:
-    """Files and their labels as labels.csv has them."""
+    """Files and their labels by labels.csv."""
     found: dict[str, list[int]] = {}
     there: dict[str, set[str]] = {}
     with open(folder / LABELS, encoding="utf-8", newline="") as stream:
@@ -195,7 +195,7 @@ def _listed(folder: Path, label_of: Mapping[str, int]) -> tuple[list[str], list[
                     f"{next(iter(label_of))}, or leave it out"
                 )
             inner, _, name = file.rpartition("/")
-            if inner not in there:  # a look at each folder is cheaper than one at each file
+            if inner not in there:  # listing folders is faster than asking for each file
                 there[inner] = set(image_names(folder / inner)) if (folder / inner).is_dir() else set()
             if name not in there[inner]:
                 raise FileNotFoundError(

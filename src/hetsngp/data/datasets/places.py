@@ -1,4 +1,8 @@
-"""Photographs of places: Places365, as torchvision or its authors lay it out, and a small set of scenes."""
+"""Photographs of places: Places365, in torchvision's layout or its authors', and a small set of scenes.
+
+torchvision's Places365 refuses any part of the set (checksums of the lists), does not look whether the
+images are there, and knows neither the folders that the archives unpack to nor the easy format.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,13 @@ from pathlib import Path
 
 import torch
 
-from hetsngp.data.datasets.roots import DataSet, data_root, missing
+from hetsngp.data.datasets.dataset import DataSet, data_root, missing
 from hetsngp.data.images.files import ImageFiles
 from hetsngp.data.images.folders import class_files, class_names, image_names, scan_folder
 from hetsngp.validation import check_choice
 
 IMAGES = {
-    # data_256 and data_large are what the archives unpack to; torchvision adds the _standard.
+    # The archives unpack to data_256 and data_large; torchvision adds the _standard.
     "train": ("data_256_standard", "data_256", "data_large_standard", "data_large"),
     "test": ("val_256", "val_large"),
 }
@@ -25,12 +29,12 @@ LISTS_SOURCE = "http://data.csail.mit.edu/places/places365/filelist_places365-st
 
 
 def open_places365(root: str | Path | None = None, split: str = "test") -> ImageFiles:
-    """The files of Places365 in ``root`` or ``root/places365``; "test" is its validation set.
+    """Open the files of Places365 in ``root`` or ``root/places365``; "test" is its validation set.
 
-    (Its own test set has no labels.) Images of 256 pixels are taken before the large ones. The class
+    (Its own test set has no labels.) Images of 256 pixels are preferred to the large ones. The class
     "/a/apartment_building/outdoor" is called "apartment_building-outdoor", as in the easy format. Labels are
-    the authors' numbers. The easy format comes without categories_places365.txt, which says them: unless it
-    is put beside it, labels there are the places of the sorted names, and both splits must have the same.
+    the authors' numbers. The easy format comes without categories_places365.txt, which lists them: unless it
+    is put beside it, labels there follow the sorted names, and both splits must have the same classes.
     """
     check_choice("split", split, LISTS)
     base = data_root(root)
@@ -42,12 +46,12 @@ def open_places365(root: str | Path | None = None, split: str = "test") -> Image
     for home in bases:
         if (home / EASY[split]).is_dir():
             return _easy(home, split)
-    places = [*(folder for _, folder in listed), *(home / EASY[split] for home in bases)]
-    raise missing("places365", places, _get(split, repr(str(base / "places365"))))
+    looked_at = [*(folder for _, folder in listed), *(home / EASY[split] for home in bases)]
+    raise missing("places365", looked_at, _get(split, repr(str(base / "places365"))))
 
 
 def open_scenes(root: str | Path | None = None, split: str = "test") -> ImageFiles:
-    """All images of ``root/scenes``, which has one folder for each class."""
+    """Open all images of ``root/scenes``, which has one folder for each class."""
     folder = data_root(root) / "scenes"
     if not folder.is_dir():
         raise missing("scenes", [folder], SCENES.get)
@@ -55,7 +59,7 @@ def open_scenes(root: str | Path | None = None, split: str = "test") -> ImageFil
 
 
 def _easy(home: Path, split: str) -> ImageFiles:
-    """One folder for each class."""
+    """Open the easy format, one folder for each class."""
     folder = home / EASY[split]
     beside = next((at for at in (home, folder.parent) if (at / CATEGORIES).is_file()), None)
     if beside is not None:
@@ -69,14 +73,14 @@ def _easy(home: Path, split: str) -> ImageFiles:
         if odd:
             raise ValueError(
                 f"{train} and {test} have different classes, e.g. {odd[0]!r}, so their labels would not "
-                f"agree: put {CATEGORIES} of {LISTS_SOURCE}, which says the label of each, into {home}, or "
+                f"agree: put {CATEGORIES} of {LISTS_SOURCE}, which lists the label of each, into {home}, or "
                 "give both the same folders"
             )
     return scan_folder(folder)
 
 
 def _listed(home: Path, folder: Path, split: str) -> ImageFiles:
-    """By the lists in ``home``, the files in ``folder``."""
+    """Open the files in ``folder`` by the lists in ``home``."""
     names = _categories(home, split)
     pairs = _pairs(home / LISTS[split], home, split)
     labels = torch.tensor([label for _, label in pairs])
@@ -99,7 +103,7 @@ def _check_there(folder: Path, paths: Sequence[str], home: Path, split: str) -> 
     absent = []
     for path in paths:
         inner, _, name = path.rpartition("/")
-        if inner not in there:  # a look at each folder is cheaper than one at each of 1.8 million files
+        if inner not in there:  # listing folders is faster than asking for each of 1.8 million files
             there[inner] = set(image_names(folder / inner)) if (folder / inner).is_dir() else set()
         if name not in there[inner]:
             absent.append(path)
@@ -112,7 +116,7 @@ def _check_there(folder: Path, paths: Sequence[str], home: Path, split: str) -> 
 
 
 def _pairs(file: Path, home: Path, split: str) -> list[tuple[str, int]]:
-    """Lines "path number"."""
+    """Read a file with lines "path number"."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
         rows = [line.rsplit(maxsplit=1) for line in lines if line.strip()]
@@ -125,7 +129,7 @@ def _pairs(file: Path, home: Path, split: str) -> list[tuple[str, int]]:
 
 
 def _class_name(path: str) -> str:
-    """Without the letter it is filed under.
+    """Name of a class, without the folder of its first letter.
 
     >>> _class_name("/a/apartment_building/outdoor")
     'apartment_building-outdoor'

@@ -1,6 +1,6 @@
-"""Every data set by name, as it lies on disk; see :func:`describe`.
+"""Registry of data sets by name; :func:`describe` lists them.
 
-A reader for another set is a function (root, split) → images, and a ``DataSet`` of it here.
+To add a set, write a function (root, split) → images and add a ``DataSet`` with it to :data:`DATASETS`.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from typing import Any
 
 from hetsngp.data.datasets.cifar import CIFAR_SETS
 from hetsngp.data.datasets.cifar_c import CIFAR_C_SETS
-from hetsngp.data.datasets.human_labels import PEOPLES_SETS
+from hetsngp.data.datasets.dataset import DataSet, data_root
+from hetsngp.data.datasets.human_labels import HUMAN_LABEL_SETS
 from hetsngp.data.datasets.imagenet import IMAGENET_SETS
 from hetsngp.data.datasets.places import PLACES365, SCENES
-from hetsngp.data.datasets.roots import DataSet, data_root
 from hetsngp.data.datasets.svhn import SVHN
 from hetsngp.validation import check_choice
 
 DATASETS: dict[str, DataSet] = {
     data.name: data
-    for data in (*CIFAR_SETS, *PEOPLES_SETS, *CIFAR_C_SETS, SCENES, PLACES365, SVHN, *IMAGENET_SETS)
+    for data in (*CIFAR_SETS, *HUMAN_LABEL_SETS, *CIFAR_C_SETS, SCENES, PLACES365, SVHN, *IMAGENET_SETS)
 }
 
 
 def open_data(name: str, split: str = "test", root: str | Path | None = None) -> Any:
-    """The ``split`` of the data set of that ``name`` in the folder of data sets ``root``.
+    """Open the ``split`` of the data set ``name`` in the folder of data sets ``root``.
 
-    ``root`` None: the environment variable HETSNGP_DATA. What comes back depends on the set, and
-    ``DATASETS[name].gives`` names it: bytes in memory (``ImageArrays``), files (``ImageFiles``), images with
-    votes (``VotedImages``), a mapping from (corruption, severity) to images, or images with several labels
-    each. A name may have a variant behind a colon: "cifar10n:aggre".
+    ``root`` None: the environment variable HETSNGP_DATA. The class of the result depends on the set,
+    ``DATASETS[name].gives``: bytes in memory (``ImageArrays``), files (``ImageFiles``), images with votes
+    (``VotedImages``), a mapping from (corruption, severity) to images, or multi-label images. A name may
+    have a variant after a colon: "cifar10n:aggre".
     """
     data, variant = find(name)
     check_choice(f"split of {data.name}", split, data.splits)
@@ -37,7 +37,7 @@ def open_data(name: str, split: str = "test", root: str | Path | None = None) ->
 
 
 def find(name: str) -> tuple[DataSet, tuple[str, ...]]:
-    """The data set of that name, and its variant, if one is named.
+    """Data set of that name, and its variant, if one is named.
 
     >>> data, variant = find("cifar10n:aggre")
     >>> data.name, variant
@@ -53,7 +53,7 @@ def find(name: str) -> tuple[DataSet, tuple[str, ...]]:
 
 
 def describe(*names: str) -> str:
-    """What each set is, the files expected below the folder of data sets, and where to get them; all if none.
+    """Description of each set: its content, the files expected, and how to get them. No names: all sets.
 
     >>> print(describe("svhn"))
     svhn

@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from hetsngp.data.datasets.roots import DataSet, data_root, first_file
+from hetsngp.data.datasets.dataset import DataSet, data_root, first_file
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.validation import check_choice
 
 SIDE = 32
 SPLITS = ("train", "test", "extra")
 ZERO = 10
-"""How the files write the digit 0."""
+"""Label of the digit 0 in the files."""
 
 
 def load_svhn(split: str = "test", root: str | Path | None = None) -> ImageArrays:
-    """The ``split`` "train", "test" or "extra" of <split>_32x32.mat in ``root`` or ``root/svhn``.
+    """Load the ``split`` "train", "test" or "extra" of <split>_32x32.mat in ``root`` or ``root/svhn``.
 
-    The class of a digit is the digit. Unlike torchvision's class, which keeps the same files, this one does
-    not ask for the published checksums, so that a part of the set can be read too.
+    The class of a digit is the digit. torchvision's SVHN reads the same files, but only with the published
+    checksums, so no part of the set, and it turns 10 into 0 before a wrong label could be found.
     """
     base = data_root(root)
     name = f"{check_choice('split', split, SPLITS)}_32x32.mat"
@@ -45,7 +45,7 @@ def _read(file: Path, get: str) -> tuple[np.ndarray, np.ndarray]:
             raise ValueError(f"X is {pixels.dtype} of shape {pixels.shape}, not bytes (32, 32, 3, N)")
         if digits.shape != (count, 1) or digits.min() < 1 or digits.max() > ZERO:
             raise ValueError(f"y of shape {digits.shape} is not one of 1 … 10 for each of {count} images")
-    except Exception as error:  # a damaged file fails in zlib, struct or anywhere in SciPy
+    except Exception as error:  # a corrupt file fails in zlib, struct or anywhere in SciPy
         raise ValueError(f"{file} is damaged ({error!r}): remove it and get it again, {get}") from error
     return pixels, digits
 

@@ -1,4 +1,4 @@
-"""The classes of the ImageNet family: WordNet's numbers (wnids) in the order of timm's lists, and names."""
+"""Classes of the ImageNet family: WordNet's numbers (wnids) in the order of timm's lists, and names."""
 
 from __future__ import annotations
 
@@ -18,24 +18,23 @@ LISTS = {
     "imagenet21k": "imagenet21k_goog_synsets.txt",
     "imagenet22k": "imagenet22k_synsets.txt",
 }
-"""1,000, 200, 200 and 21,843 classes; the last are the 21,841 of the release of 2011, whose numbers the
-shards of timm count in: the same but for two, so beyond the first of these every number is another."""
+"""Files with 1,000, 200, 200 and 21,843 classes. The last has the 21,841 of the release of 2011, which
+numbers in timm's shards index; it lacks two of the 21,843, so numbers after the first of these differ."""
 SUBSETS = ("imagenet-a", "imagenet-r")
-"""Of the 1,000."""
+"""Sets with some of the 1,000 classes."""
 
 
 @cache
 def wnids(name: str) -> tuple[str, ...]:
-    """The classes of that name; the place of each is its label."""
+    """Classes of the set ``name``; the index of each is its label."""
     return tuple(_read(LISTS[check_choice("list of classes", name, LISTS)]).split())
 
 
 @cache
 def class_names(name: str) -> tuple[str, ...]:
-    """A name for each, no two the same: WordNet's first word, and the wnid where several classes share it,
-    as in "tench" and "crane (n02012849)".
+    """Unique name of each class: WordNet's first word, with the wnid where several classes share it.
 
-    A class of ImageNet-A or -R is called what it is called among the 1,000.
+    Examples are "tench" and "crane (n02012849)". ImageNet-A and -R have the names of the 1,000 classes.
     """
     if name in SUBSETS:
         known = dict(zip(wnids("imagenet"), class_names("imagenet"), strict=True))

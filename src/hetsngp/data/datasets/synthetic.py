@@ -1,6 +1,6 @@
-"""The paper's three synthetic tasks, in two dimensions so that doubt can be drawn.
+"""The paper's three synthetic tasks, in two dimensions so that uncertainty can be plotted.
 
-Everything follows from ``seed``. Label noise has random numbers of its own, so the points do not change with
+Everything follows from ``seed``. Label noise has its own random numbers, so the points do not change with
 it. The circles were fixed before any result was seen; the paper does not give those of its Figure 2.
 """
 
@@ -15,12 +15,12 @@ from torch import Tensor
 
 DIRECTIONS = 16
 CLUSTER = 200
-"""Points of an unseen cluster."""
+"""Points of an out-of-distribution cluster."""
 
 
 @dataclass(frozen=True, eq=False)
 class LabelledPoints:
-    """``x``: (n, 2). ``y``: (n,) the labels as given, noise and all. ``clean``: (n,) as they should be."""
+    """Points ``x``: (n, 2). ``y``: (n,) labels with noise. ``clean``: (n,) labels without."""
 
     x: Tensor
     y: Tensor
@@ -32,7 +32,7 @@ class LabelledPoints:
 
 @dataclass(frozen=True, eq=False)
 class SyntheticTask:
-    """Points to train, calibrate and test on, all drawn by one rule, and clusters that no class explains."""
+    """Points to train, calibrate and test on, from one distribution, and out-of-distribution clusters."""
 
     name: str
     title: str
@@ -41,7 +41,7 @@ class SyntheticTask:
     held_out: LabelledPoints
     test: LabelledPoints
     ood: Tensor | None
-    """(200, 2): the unseen cluster of the paper's Figure 1; its circles have none."""
+    """(200, 2): out-of-distribution cluster of the paper's Figure 1; its circles have none."""
     ood_directions: Tensor
     """(16, 200, 2): a cluster in each of 16 compass directions, none of them chosen by result."""
     frame: tuple[float, ...]
@@ -49,10 +49,10 @@ class SyntheticTask:
 
 
 def two_moons(seed: int, label_noise: float = 0.0) -> SyntheticTask:
-    """Two interlocking half circles, noise 0.1, and an unseen cluster at (2.5, −1.75).
+    """Two interlocking half circles, noise 0.1, and an out-of-distribution cluster at (2.5, −1.75).
 
-    The classes are moved apart by ±(0.1, −0.2) and the cluster stands where SNGP's own tutorial has it. Its
-    angles are evenly spaced, ours random, so that test points are new.
+    The classes are moved apart by ±(0.1, −0.2) and the cluster is that of SNGP's tutorial. Its angles are
+    evenly spaced, ours random, so that test points are new.
 
     >>> two_moons(0).train.x.shape
     torch.Size([1000, 2])
@@ -70,7 +70,7 @@ def two_moons(seed: int, label_noise: float = 0.0) -> SyntheticTask:
 
 
 def gaussian_mixture(seed: int, label_noise: float = 0.0) -> SyntheticTask:
-    """Gaussians of standard deviation 0.5 at (±2, ±2): three are classes, the one at (2, −2) is unseen."""
+    """Gaussians of standard deviation 0.5 at (±2, ±2): three are classes, (2, −2) is OOD."""
     centres = torch.tensor([[-2.0, -2.0], [-2.0, 2.0], [2.0, 2.0]])
 
     def draw(clean: Tensor, points: torch.Generator) -> Tensor:
@@ -85,8 +85,8 @@ def gaussian_mixture(seed: int, label_noise: float = 0.0) -> SyntheticTask:
 def noisy_circles(seed: int) -> SyntheticTask:
     """Three concentric circles of radius 1, 2, 3, radial noise 0.25, the outer ones ever more mislabelled.
 
-    A label is flipped with probability 0.1, 0.3, 0.5 to one of the other two. The circles overlap, so a rule
-    that knows the radius is right on about 0.97 of the clean labels.
+    A label is flipped with probability 0.1, 0.3, 0.5 to one of the other two. The circles overlap: a rule
+    that knows the radius is correct on about 0.97 of the clean labels.
     """
 
     def draw(clean: Tensor, points: torch.Generator) -> Tensor:
@@ -103,17 +103,17 @@ TASKS: dict[str, Callable[..., SyntheticTask]] = {
     "gaussian_mixture": gaussian_mixture,
     "noisy_circles": noisy_circles,
 }
-NOISE_OF_ITS_OWN = ("noisy_circles",)
+FIXED_NOISE = ("noisy_circles",)
 """Tasks that take no ``label_noise``."""
 
 
 def make_task(name: str, seed: int, label_noise: float = 0.0) -> SyntheticTask:
-    """The task of that name; ``label_noise`` is for those that have none of their own."""
-    return TASKS[name](seed) if name in NOISE_OF_ITS_OWN else TASKS[name](seed, label_noise)
+    """Make the task ``name``; ``label_noise`` is ignored by tasks with a fixed noise."""
+    return TASKS[name](seed) if name in FIXED_NOISE else TASKS[name](seed, label_noise)
 
 
 def flip_labels(clean: Tensor, probability: Tensor, generator: torch.Generator) -> Tensor:
-    """Each label changed with its class's ``probability`` (K,), to any other class alike."""
+    """Flip each label with the ``probability`` (K,) of its class, uniformly to another class."""
     flipped = torch.rand(len(clean), generator=generator) < probability[clean]
     step = torch.randint(1, len(probability), (len(clean),), generator=generator)
     return torch.where(flipped, (clean + step) % len(probability), clean)
@@ -125,25 +125,25 @@ def compass(centre: Tensor, distance: float) -> Tensor:
     return centre + distance * torch.stack([angle.cos(), angle.sin()], 1)
 
 
-# --- what all three share -------------------------------------------------------------------------------
+# --- drawing a task -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class _Rule:
-    """How a task draws its points; ``make`` draws them."""
+    """Distribution of a task's points; ``make`` draws them."""
 
     draw: Callable[[Tensor, torch.Generator], Tensor]
     """Clean labels (n,) → points (n, 2)."""
     flips: Tensor
-    """(K,) probability that a label of each class is changed."""
+    """(K,) probability that a label of each class is flipped."""
     per_class: tuple[int, int, int]
-    """Points of each class to train on, to hold out and to test on."""
+    """Number of points of each class to train on, to hold out and to test on."""
     distance: float
-    """Of the 16 clusters from the mean of the training points."""
+    """Distance of the 16 clusters from the mean of the training points."""
     spread: float
-    """Standard deviation of an unseen cluster."""
+    """Standard deviation of an out-of-distribution cluster."""
     ood: tuple[float, float] | None = None
-    """Centre of the paper's unseen cluster."""
+    """Centre of the paper's out-of-distribution cluster."""
 
     def make(self, name: str, title: str, seed: int, frame: tuple[float, ...]) -> SyntheticTask:
         points, noise, clusters = _streams(seed)
@@ -186,7 +186,11 @@ def _normal(count: int, std: float, generator: torch.Generator) -> Tensor:
 
 
 def _streams(seed: int) -> tuple[torch.Generator, torch.Generator, torch.Generator]:
-    """Generators for points, label noise and clusters, so that none shifts the numbers of another."""
+    """Independent generators for points, label noise and clusters."""
     root = torch.Generator().manual_seed(seed)
     first, second, third = torch.randint(2**62, (3,), generator=root).tolist()
-    return tuple(torch.Generator().manual_seed(s) for s in (first, second, third))  # type: ignore[return-value]
+    return _generator(first), _generator(second), _generator(third)
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)

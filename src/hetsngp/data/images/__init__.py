@@ -1,4 +1,9 @@
-"""Labelled images, in memory or on disk, and their loaders."""
+"""Labelled images and their loaders.
+
+``arrays``: in memory; ``device_loader``: augmented batches of them on the device; ``npz``: from a .npz file.
+``files``: on disk, decoded when needed; ``multi_label``: with any number of labels each; ``folders``: from
+one folder for each class; ``decoding``: from an encoded image to a tensor.
+"""
 
 from hetsngp.data.images.arrays import ImageArrays, stratified
 

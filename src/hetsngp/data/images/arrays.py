@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Images in float64 at a time, for sums over all: a whole set would take eight times its size.
+# Images converted to float64 at a time: a whole set would take eight times its size.
 CHUNK = 256
 
 
 @dataclass(frozen=True, eq=False)
 class ImageArrays:
-    """``images``: (N, C, H, W) uint8. ``labels``: (N,) int64 in 0 … K−1. ``class_names``: K of them.
+    """Labelled images. ``images``: (N, C, H, W) uint8. ``labels``: (N,) int64 in 0 … K−1. ``class_names``: K.
 
     >>> data = ImageArrays(torch.zeros(4, 3, 8, 8).byte(), torch.tensor([0, 1, 0, 1]), ("cat", "dog"))
     >>> rest, held_out = data.split(0.5)
@@ -44,18 +44,18 @@ class ImageArrays:
 
     @property
     def num_classes(self) -> int:
-        """K."""
+        """Number of classes K."""
         return len(self.class_names)
 
     def to(self, device: torch.device | str) -> ImageArrays:
-        """The same on ``device``; itself where it is there already."""
+        """Copy to ``device``; ``self`` where it is there already."""
         images, labels = self.images.to(device), self.labels.to(device)
         if images is self.images and labels is self.labels:
             return self
         return replace(self, images=images, labels=labels)
 
     def take(self, indices: Tensor | np.ndarray | Sequence[int]) -> ImageArrays:
-        """The examples at ``indices`` (n,), in that order; all classes stay, those without examples too."""
+        """Examples at ``indices`` (n,), in that order; classes without examples stay."""
         rows = torch.as_tensor(np.asarray(indices) if not isinstance(indices, Tensor) else indices)
         if rows.dim() != 1 or len(rows) == 0:
             raise ValueError(f"indices must be a list of at least one index, got shape {tuple(rows.shape)}")
@@ -67,7 +67,7 @@ class ImageArrays:
         return replace(self, images=self.images[rows], labels=self.labels[rows])
 
     def split(self, held_out: int | float, seed: int = 0) -> tuple[ImageArrays, ImageArrays]:
-        """(rest, held out): so many examples, or that fraction of them, by :func:`stratified`, in order."""
+        """(rest, held out): ``held_out`` examples, or that fraction, by :func:`stratified`, in order."""
         rest, chosen = stratified(self.labels, self.num_classes, held_out, seed)
         return self.take(rest), self.take(chosen)
 
@@ -89,11 +89,11 @@ class ImageArrays:
 def stratified(
     labels: Tensor, num_classes: int, held_out: int | float, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Indices (n,) of the rest and of the held out: so many, or that fraction, of every class alike.
+    """Stratified split: indices (n,) of the rest and of ``held_out`` examples, or that fraction of them.
 
-    ``labels``: (N,) int64 in 0 … K−1. Both are in increasing order, on the CPU. A class's share is rounded by
-    largest remainder, equal remainders by lot, so that the sum is as asked; no class is held out whole as
-    long as another can give an example instead.
+    ``labels``: (N,) int64 in 0 … K−1. Both results are in increasing order, on the CPU. Numbers for each
+    class are rounded by largest remainder, ties at random, so that their sum is exact; no class is held out
+    completely as long as another can give an example instead.
 
     >>> stratified(torch.tensor([1, 0, 0, 0, 0, 1]), 2, held_out=3, seed=0)
     (tensor([0, 2, 3]), tensor([1, 4, 5]))
@@ -138,7 +138,7 @@ def _check_labels(labels: Any, images: Tensor) -> None:
 
 
 def _count(held_out: int | float, size: int) -> int:
-    """How many examples to hold out of ``size``."""
+    """Number of examples to hold out of ``size``."""
     if isinstance(held_out, float) and 0 < held_out < 1:
         count = round(held_out * size)
     elif isinstance(held_out, int) and not isinstance(held_out, bool):
@@ -157,7 +157,7 @@ def _shares(sizes: Tensor, count: int, generator: torch.Generator) -> list[int]:
     """``count`` divided among classes of ``sizes`` (K,) in proportion, by largest remainder."""
     size = int(sizes.sum())
     shares, remainders = sizes * count // size, sizes * count % size
-    # Last in line: a class that would lose its last example; never: one that has none.
+    # Last comes a class that would lose its last example; never one that has none.
     remainders[shares + 1 >= sizes] = -1
     remainders[sizes == 0] = -2
     lot = torch.randperm(len(sizes), generator=generator)

@@ -1,4 +1,4 @@
-"""From an encoded image, in a file or in memory, to pixels: one way for all that reads images from disk."""
+"""Decode images, from files or from bytes, into tensors; DataLoaders over data sets that do so."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from hetsngp.validation import check_positive
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 MOST_WORKERS = 8
+"""Worker processes of a loader where no number is given, at most."""
 
 
 def pillow() -> Any:
@@ -29,69 +30,69 @@ def pillow() -> Any:
 
 
 def open_picture(source: Path | bytes, name: str) -> Any:
-    """A picture of Pillow's, RGB, of a file or of what one holds; ``name`` is what an error calls it."""
+    """Open a file, or its content, as an RGB image of Pillow; errors call it ``name``."""
     image_module = pillow()
     try:
         with image_module.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-            # Pillow cuts deeper pixels off at 255 instead of scaling them.
+            # Pillow clips deeper pixels at 255 instead of scaling them.
             if image.mode == "F" or image.mode.startswith("I"):
                 raise ValueError(f"pixels of mode {image.mode!r}, only 8 bits a channel are read")
             return image.convert("RGB")
-    except Exception as error:  # Pillow's readers raise nearly anything on damaged files
+    except Exception as error:  # Pillow's readers raise nearly anything on corrupt files
         raise ValueError(f"{name} cannot be read as an image ({error}): replace or remove it") from error
 
 
 def short_side(size: int, resize: int | None) -> int:
-    """What the short side of a picture is made before the middle ``size`` is kept; None: ``size`` itself.
+    """Length of the short side before a centre crop of ``size``: ``resize``, or ``size`` for None.
 
     >>> short_side(224, 256), short_side(224, None)
     (256, 224)
     """
     if resize is None:
         return size
-    made = int(check_positive("resize", resize, integer=True))
-    if made < size:
+    side = int(check_positive("resize", resize, integer=True))
+    if side < size:
         raise ValueError(
-            f"resize={resize} makes the short side smaller than the {size} pixels kept of it: choose resize "
+            f"resize={resize} makes the short side smaller than the crop of {size} pixels: choose resize "
             f"of at least {size}, or None for {size}"
         )
-    return made
+    return side
 
 
-def middle(picture: Any, size: int, resize: int | None = None) -> Tensor:
-    """(3, size, size) uint8 of an RGB picture: the short side made ``resize``, the middle of both sides.
+def resize_and_center_crop(picture: Any, size: int, resize: int | None = None) -> Tensor:
+    """(3, size, size) uint8 of an RGB picture: its short side resized to ``resize``, then a centre crop.
 
-    None: ``size``, so that nothing of the short side is lost; ImageNet's customary view is 256 and 224. As
-    torchvision's Resize and CenterCrop make of it, and without torchvision.
+    ``resize`` None: ``size``, so that nothing of the short side is lost; customary for ImageNet are 256 and
+    224. The same pixels as torchvision's Resize and CenterCrop, without torchvision.
     """
-    short, made = min(picture.size), short_side(size, resize)
+    short, target = min(picture.size), short_side(size, resize)
     # Rounded as torchvision does, so that both give the same pixels.
-    width, height = (made if side == short else made * side // short for side in picture.size)
+    width, height = (target if side == short else target * side // short for side in picture.size)
     if picture.size != (width, height):
         picture = picture.resize((width, height), pillow().Resampling.BILINEAR)
     left, top = round((width - size) / 2), round((height - size) / 2)
     return torch.from_numpy(np.array(picture)[top : top + size, left : left + size]).permute(2, 0, 1)
 
 
-def random_part(size: int) -> Callable[[Any], Tensor]:
-    """Picture → (3, size, size) uint8: a part of random place, size and shape, stretched, mirrored or not.
+def random_resized_crop(size: int) -> Callable[[Any], Tensor]:
+    """Transform of a picture to (3, size, size) uint8: torchvision's RandomResizedCrop, flipped or not.
 
-    It draws from torch's global random numbers, as torchvision's transforms do.
+    It draws from torch's global generator, as torchvision's transforms do.
     """
     try:
         from torchvision.transforms import v2
     except ImportError as error:
         raise ImportError("random crops from disk need torchvision: pip install 'hetsngp[vision]'") from error
     crop = v2.RandomResizedCrop(size, antialias=True)
-    part: Callable[[Any], Tensor] = v2.Compose([crop, v2.RandomHorizontalFlip(), v2.PILToTensor()])
-    return part
+    transform: Callable[[Any], Tensor] = v2.Compose([crop, v2.RandomHorizontalFlip(), v2.PILToTensor()])
+    return transform
 
 
 class Decoder:
     """Encoded image → (3, size, size) float32, (x/255 − mean)/std.
 
-    x is a :func:`random_part` where it is to ``train``, which has no use for ``resize``, else the
-    :func:`middle`.
+    x is a :func:`random_resized_crop` for training (``resize`` is ignored), else
+    :func:`resize_and_center_crop`.
     """
 
     def __init__(
@@ -105,21 +106,21 @@ class Decoder:
     ) -> None:
         self.size = int(check_positive("size", size, integer=True))
         self.resize = short_side(self.size, resize)
-        pillow()  # where it is missing, say so here and not in a worker process
-        self.part = random_part(self.size) if train else None
+        pillow()  # raises here and not in a worker process
+        self.random_crop = random_resized_crop(self.size) if train else None
         self.mean, self.std = (torch.tensor(value)[:, None, None] for value in (mean, std))
 
     def __call__(self, source: Path | bytes, name: str, seed: int | None = None) -> Tensor:
-        """``seed`` decides the random part; None: torch's global random numbers. ``name`` is for errors."""
+        """Decode. ``seed``: of the random crop; None: torch's global generator. ``name``: for errors."""
         picture = open_picture(source, name)
-        if self.part is None:
-            pixels = middle(picture, self.size, self.resize)
+        if self.random_crop is None:
+            pixels = resize_and_center_crop(picture, self.size, self.resize)
         elif seed is None:
-            pixels = self.part(picture)
+            pixels = self.random_crop(picture)
         else:
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(seed)  # torchvision draws from nowhere else
-                pixels = self.part(picture)
+                pixels = self.random_crop(picture)
         return (pixels.float() / 255 - self.mean) / self.std
 
 
@@ -131,7 +132,7 @@ def loader_from_disk(
     seed: int,
     collate: Callable[[Any], Any] | None = None,
 ) -> DataLoader[Any]:
-    """Batches of what is decoded one by one: to train in random order and full, else all, in order."""
+    """DataLoader: for training in random order and full batches only, else all examples in order."""
     return DataLoader(
         data,
         int(check_positive("batch_size", batch_size, integer=True)),
@@ -145,5 +146,5 @@ def loader_from_disk(
 
 
 def worker_count(num_workers: int | None) -> int:
-    """As given; None: one for each core, up to 8."""
+    """Number of worker processes: ``num_workers``, or for None one for each core, up to 8."""
     return min(MOST_WORKERS, os.cpu_count() or 1) if num_workers is None else num_workers

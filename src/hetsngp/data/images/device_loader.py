@@ -1,7 +1,8 @@
-"""Batches of images that live on the device: order, crops and flips by indexing there, no worker processes.
+"""Batches of images kept on the device: order, crops and flips by indexing there, no worker processes.
 
-All that is random in an epoch is drawn at once on the CPU, from (seed, epoch) alone, and taken to the device
-once. So an epoch is the same on every device, for every number of processes, from whatever batch it starts.
+All random numbers of an epoch are drawn at once on the CPU, from (seed, epoch) alone, and copied to the
+device once. So an epoch is the same on every device, for every number of processes, from whatever batch it
+starts.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from hetsngp.validation import check_positive
 
 @dataclass(frozen=True)
 class Augmentation:
-    """A window of the image's size out of the image with ``crop`` black pixels around it; mirrored or not.
+    """Random crop of the image padded with ``crop`` black pixels, and horizontal flips.
 
-    What RandomCrop(size, padding=crop) and RandomHorizontalFlip do in torchvision, before ToTensor.
+    As torchvision's RandomCrop(size, padding=crop) and RandomHorizontalFlip, before ToTensor.
     """
 
     crop: int = 4
@@ -36,21 +37,21 @@ class Augmentation:
 
 
 @dataclass(frozen=True, eq=False)
-class _Plan:
-    """What was drawn for an epoch, by position in it; on the loader's device."""
+class _EpochDraws:
+    """Order and augmentation of an epoch, by position in it; on the loader's device."""
 
     order: Tensor | None
-    """(N,) which example stands at each position; None: as they lie."""
+    """(N,) index of the example at each position; None: in order."""
     windows: Tensor | None
-    """(3, N) int64, see :func:`crop_and_flip`; None: the images as they are."""
+    """(3, N) int64, see :func:`crop_and_flip`; None: no augmentation."""
 
 
 class DeviceLoader:
     """Batches (x, y) of ``data``; x: (b, C, H, W) float32, (x/255 − mean)/std; y: (b,) int64.
 
     ``batch_size`` is the global one, over all processes. ``drop_last`` leaves out a last batch that is not
-    full; None: where shuffled. ``mean`` and ``std``: (C,) in units of [0, 1]; None: those of ``data``, so a
-    loader for evaluation should get ``mean=train.mean, std=train.std``.
+    full; None: the value of ``shuffle``. ``mean`` and ``std``: (C,) in units of [0, 1]; None: those of
+    ``data``, so a loader for evaluation should get ``mean=train.mean, std=train.std``.
 
     The number of the epoch goes up with each ``iter``, or is set by :meth:`set_epoch`; together with ``seed``
     it decides the order and the augmentation.
@@ -80,7 +81,7 @@ class DeviceLoader:
         self.shuffle, self.augment, self.seed = shuffle, augment, seed
         self.drop_last = shuffle if drop_last is None else drop_last
         self.epoch = 0
-        """Of the next ``iter``."""
+        """Epoch of the next ``iter``."""
         self.rank, self.world_size = 0, 1
         self.channels_last = False
         self._start = 0
@@ -108,7 +109,7 @@ class DeviceLoader:
     # --- copies for a device, for a process -------------------------------------------------------------
 
     def to(self, device: torch.device | str, channels_last: bool = False) -> DeviceLoader:
-        """A copy whose bytes live on ``device``; those that are there already are shared."""
+        """A copy with the images on ``device``; images that are there already are shared."""
         other = copy.copy(self)
         other.dataset = self.dataset.to(device)
         other._scale, other._shift = self._scale.to(device), self._shift.to(device)
@@ -116,7 +117,7 @@ class DeviceLoader:
         return other
 
     def clean(self) -> DeviceLoader:
-        """A copy that yields every image once, as it is and where it lies: no augmentation, no shuffling."""
+        """A copy that yields every image once, in order and without augmentation."""
         other = copy.copy(self)
         other.shuffle, other.augment, other.drop_last = False, None, False
         return other
@@ -124,8 +125,8 @@ class DeviceLoader:
     def shard(self, rank: int, world_size: int) -> DeviceLoader:
         """A copy for one of ``world_size`` processes: its contiguous part of every global batch.
 
-        Of a full batch of B that is rows [r·B/W, (r+1)·B/W). Where W does not divide a batch (never with
-        ``drop_last``) parts differ by a row, and a process that would get no row of the last batch has a
+        For a full batch of B that is examples [r·B/W, (r+1)·B/W). Where W does not divide a batch (never
+        with ``drop_last``) parts differ by one example, and a process without any of the last batch has a
         batch fewer: together they yield every example once.
         """
         check_positive("world_size", world_size, integer=True)
@@ -138,22 +139,22 @@ class DeviceLoader:
             choices = " or ".join(str(b) for b in (below, below + world_size) if b)
             raise ValueError(
                 f"batch_size={self.batch_size} is for all {world_size} processes together and cannot be "
-                f"shared out evenly: choose {choices}"
+                f"divided evenly: choose {choices}"
             )
         other = copy.copy(self)
         other.rank, other.world_size = rank, world_size
         return other
 
-    # --- where to go on ---------------------------------------------------------------------------------
+    # --- where to resume ---------------------------------------------------------------------------------
 
     def set_epoch(self, epoch: int) -> None:
-        """The next ``iter`` is of this epoch."""
+        """Set the epoch of the next ``iter``."""
         if epoch < 0:
             raise ValueError(f"epoch must be at least 0, got {epoch!r}")
         self.epoch = int(epoch)
 
     def start_at(self, batch: int) -> None:
-        """The next ``iter``, and only that, begins with this batch; nothing is done for those before it."""
+        """Begin the next ``iter``, and only that, with this batch; earlier ones are not computed."""
         if not 0 <= batch <= self._global_batches():
             raise ValueError(f"an epoch has {self._global_batches()} batches: cannot start at {batch!r}")
         self._start = int(batch)
@@ -161,7 +162,7 @@ class DeviceLoader:
     # --- batches ----------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Batches of a whole epoch, for this process."""
+        """Number of batches of a whole epoch, for this process."""
         count = self._global_batches()
         begin, end = self._bounds(count - 1)
         return count if begin < end else count - 1
@@ -173,23 +174,23 @@ class DeviceLoader:
         return self._batches(epoch, start)
 
     def _batches(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
-        plan = self._draw(epoch)
+        draws = self._draw(epoch)
         for batch in range(start, len(self)):
-            yield self._batch(plan, slice(*self._bounds(batch)))
+            yield self._batch(draws, slice(*self._bounds(batch)))
 
     def _global_batches(self) -> int:
         size = len(self.dataset)
         return size // self.batch_size if self.drop_last else -(-size // self.batch_size)
 
     def _bounds(self, batch: int) -> tuple[int, int]:
-        """Positions in the epoch, from and to, of this process's part of a batch."""
+        """First position of this process's part of a batch in the epoch, and the one after its last."""
         begin = batch * self.batch_size
         rows = min(self.batch_size, len(self.dataset) - begin)
         return begin + rows * self.rank // self.world_size, begin + rows * (self.rank + 1) // self.world_size
 
-    def _draw(self, epoch: int) -> _Plan:
+    def _draw(self, epoch: int) -> _EpochDraws:
         size, device, augment = len(self.dataset), self.dataset.images.device, self.augment
-        # SeedSequence mixes: seed 0 in epoch 1 has nothing to do with seed 1 in epoch 0.
+        # SeedSequence mixes: seed 0 in epoch 1 is unrelated to seed 1 in epoch 0.
         state = np.random.SeedSequence((self.seed, epoch)).generate_state(1, np.uint64)[0]
         generator = torch.Generator().manual_seed(int(state >> np.uint64(1)))
         order = windows = None
@@ -200,21 +201,21 @@ class DeviceLoader:
             corners = torch.randint(2 * augment.crop + 1, (2, size), generator=generator)
             flips = torch.randint(1 + augment.flip, (1, size), generator=generator)
             windows = torch.cat([corners, flips]).to(device)
-        return _Plan(order, windows)
+        return _EpochDraws(order, windows)
 
-    def _batch(self, plan: _Plan, positions: slice) -> tuple[Tensor, Tensor]:
-        rows = positions if plan.order is None else plan.order[positions]
+    def _batch(self, draws: _EpochDraws, positions: slice) -> tuple[Tensor, Tensor]:
+        rows = positions if draws.order is None else draws.order[positions]
         x, y = self.dataset.images[rows], self.dataset.labels[rows]
-        if self.augment is not None and plan.windows is not None:
-            x = crop_and_flip(x, plan.windows[:, positions], self.augment.crop)
+        if self.augment is not None and draws.windows is not None:
+            x = crop_and_flip(x, draws.windows[:, positions], self.augment.crop)
         if self.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)  # while it is bytes: a quarter of the traffic
-        # A slice of the labels would hand out the data set itself, to be written on.
-        return torch.addcmul(self._shift, x, self._scale), y.clone() if plan.order is None else y
+        # A slice of the labels would be a view of the data set, which a caller might write to.
+        return torch.addcmul(self._shift, x, self._scale), y.clone() if draws.order is None else y
 
 
 def crop_and_flip(images: Tensor, windows: Tensor, padding: int) -> Tensor:
-    """Of each image with ``padding`` zeros around it the window at (top, left), mirrored where flip is 1.
+    """Crop each image, padded with ``padding`` zeros, at (top, left); flip it where flip is 1.
 
     ``images``: (b, C, H, W). ``windows``: (3, b) int64: top and left, in 0 … 2·padding, and flip, 0 or 1.
 
@@ -234,7 +235,7 @@ def crop_and_flip(images: Tensor, windows: Tensor, padding: int) -> Tensor:
 
 
 def _normalisation(data: ImageArrays, mean: Any, std: Any) -> tuple[Tensor, Tensor]:
-    """(C,), (C,) in float64, as given or those of the data."""
+    """Mean and std (C,) in float64, given or those of the data."""
     if (mean is None) != (std is None):
         raise ValueError("mean and std belong together: give both, or neither for those of the data")
     if mean is None:

@@ -20,23 +20,23 @@ from hetsngp.data.images.decoding import (
     IMAGENET_STD,
     Decoder,
     loader_from_disk,
-    middle,
     open_picture,
     pillow,
+    resize_and_center_crop,
     short_side,
 )
 from hetsngp.validation import check_positive
 
 LIMIT_BYTES = 8 * 2**30
-# Images a thread decodes before it reports: a task for each of a million files would itself take memory.
+# Images of one task of a thread: a task for each of a million files would itself take memory.
 CHUNK = 64
 
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles:
-    """``files``: N paths. ``labels``: (N,) int64 in 0 … K−1. ``class_names``: K of them.
+    """Labelled image files. ``files``: N paths. ``labels``: (N,) int64 in 0 … K−1. ``class_names``: K names.
 
-    :meth:`load` decodes all of them into memory, :meth:`loader` reads them from disk batch by batch.
+    :meth:`load` decodes all into memory, :meth:`loader` reads them from disk batch by batch.
 
     >>> files = ImageFiles(("a.jpg", "b.jpg", "c.jpg"), torch.tensor([0, 1, 1]), ("cat", "dog"))
     >>> files.take([2]).files[0].name, files.num_classes
@@ -69,19 +69,19 @@ class ImageFiles:
 
     @property
     def num_classes(self) -> int:
-        """K."""
+        """Number of classes K."""
         return len(self.class_names)
 
     def take(self, indices: Tensor | np.ndarray | Sequence[int]) -> ImageFiles:
-        """The files at ``indices`` (n,), in that order; all classes stay, those without files too."""
+        """Files at ``indices`` (n,), in that order; classes without files stay."""
         rows = checked_rows(indices)
         chosen = tuple(self.files[row] for row in rows.tolist())
         return replace(self, files=chosen, labels=self.labels[rows])
 
     def split(self, held_out: int | float, seed: int = 0) -> tuple[ImageFiles, ImageFiles]:
-        """(rest, held out): so many files, or that fraction, of every class alike, in order.
+        """(rest, held out): ``held_out`` files, or that fraction of them, stratified by class, in order.
 
-        By :func:`~hetsngp.data.images.arrays.stratified`, as :meth:`ImageArrays.split` does it.
+        By :func:`~hetsngp.data.images.arrays.stratified`, like :meth:`ImageArrays.split`.
         """
         rest, chosen = stratified(self.labels, self.num_classes, held_out, seed)
         return self.take(rest), self.take(chosen)
@@ -94,10 +94,10 @@ class ImageFiles:
         limit_bytes: int = LIMIT_BYTES,
         progress: Callable[[int, int], None] | None = None,
     ) -> ImageArrays:
-        """All of them in memory, (N, 3, size, size), as :func:`read_image` makes them, by many threads.
+        """Decode all images into memory, (N, 3, size, size), each by :func:`read_image`, in threads.
 
-        ``resize``: what the short side is made before the middle ``size`` is kept; None: ``size``.
-        ``progress`` is called with (images done, images in all).
+        ``resize``: length of the short side before the centre crop of ``size``; None: ``size``. ``progress``
+        is called with (images done, number of images).
         """
         size = int(check_positive("size", size, integer=True))
         resize = short_side(size, resize)
@@ -108,7 +108,7 @@ class ImageFiles:
                 f"{limit_bytes} ({limit_bytes / 2**30:.1f} GiB): use ImageFiles.loader or folder_loader, "
                 "which read them from disk, a smaller size, or a larger limit_bytes"
             )
-        pillow()  # where it is missing, say so once and here
+        pillow()  # raises here and not in a thread
         images = torch.empty(len(self), 3, size, size, dtype=torch.uint8)
 
         def decode(begin: int) -> int:
@@ -139,17 +139,17 @@ class ImageFiles:
     ) -> DataLoader[Any]:
         """(x, y) from disk; x: (b, 3, size, size) float32, (x/255 − mean)/std, by default as for ImageNet.
 
-        For training a random part of random size, stretched to ``size``, mirrored or not, in random order,
-        full batches only; else the pixels of :meth:`load`, in order, which ``resize`` is for. ``seed``
-        decides the order and, where there are worker processes (None: up to 8), the crops; without any these
-        come from torch's global random numbers.
+        For training: random resized crops, flipped or not, in random order, full batches only. Otherwise the
+        pixels of :meth:`load` (with its ``resize``), in order. ``seed`` decides the order and, where there
+        are worker processes (``num_workers`` None: up to 8), the crops; without any, these come from torch's
+        global generator.
         """
         data = _FromDisk(self, Decoder(size, resize, train=train, mean=mean, std=std))
         return loader_from_disk(data, batch_size, train, num_workers, seed)
 
 
 def checked_rows(indices: Tensor | np.ndarray | Sequence[int]) -> Tensor:
-    """(n,) int64 of a list of at least one index."""
+    """Indices as a tensor (n,) int64, at least one."""
     rows = torch.as_tensor(indices)
     if rows.dim() != 1 or len(rows) == 0:
         raise ValueError(f"indices must be a list of at least one index, got shape {tuple(rows.shape)}")
@@ -161,14 +161,14 @@ def checked_rows(indices: Tensor | np.ndarray | Sequence[int]) -> Tensor:
 
 
 class _FromDisk(Dataset[tuple[Tensor, int]]):
-    """Decodes one file at a time."""
+    """Data set that decodes one file at a time."""
 
     def __init__(self, data: ImageFiles, decoder: Decoder) -> None:
-        # One array: each worker would in time copy a million paths, by counting references to them.
+        # One array: counting references to a million paths would in time copy them in each worker.
         self.files = np.array([os.fsencode(file) for file in data.files])
         self.labels, self.decoder = data.labels, decoder
         self.classes = list(data.class_names)
-        """As torchvision's ImageFolder calls them."""
+        """Class names, under the name they have in torchvision's ImageFolder."""
 
     def __len__(self) -> int:
         return len(self.files)
@@ -179,5 +179,5 @@ class _FromDisk(Dataset[tuple[Tensor, int]]):
 
 
 def read_image(file: Path, size: int, resize: int | None = None) -> Tensor:
-    """(3, size, size) uint8: the :func:`~hetsngp.data.images.decoding.middle` of an image file."""
-    return middle(open_picture(file, str(file)), size, resize)
+    """(3, size, size) uint8 of an image file, resized and cropped to its centre."""
+    return resize_and_center_crop(open_picture(file, str(file)), size, resize)

@@ -1,4 +1,4 @@
-"""Images in folders, one a class."""
+"""Images in one folder for each class."""
 
 from __future__ import annotations
 
@@ -12,28 +12,84 @@ import torch
 from torch.utils.data import DataLoader
 
 from hetsngp.data.images.arrays import ImageArrays
-from hetsngp.data.images.decoding import IMAGENET_MEAN, IMAGENET_STD, pillow
-from hetsngp.data.images.files import LIMIT_BYTES, ImageFiles, read_image
+from hetsngp.data.images.files import LIMIT_BYTES, ImageFiles
 
-# Not Pillow's own list: it has endings it cannot read by itself (.h5, .mpg) and documents (.pdf, .eps).
+# Pillow's own list has endings that it cannot read by itself (.h5, .mpg) and documents (.pdf, .eps).
 ENDINGS = (
     *(".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png"),
     *(".ppm", ".tga", ".tif", ".tiff", ".webp"),
 )
 SHOWN = 5
+"""Names listed in an error."""
+
+
+def scan_folder(path: str | Path) -> ImageFiles:
+    """Image files of ``path``, which has one folder for each class; labels follow the sorted folder names.
+
+    Folders inside that of a class belong to it. Names that begin with a dot, and files that are no images
+    (:data:`~hetsngp.data.images.folders.ENDINGS`), are skipped.
+    """
+    files, labels, names = [], [], class_names(path)
+    for label, name in enumerate(names):
+        folder = Path(path) / name
+        images = sorted(image_names(folder, deep=True))
+        if not images:
+            raise ValueError(
+                f"{folder} has {_others(folder)}: add images of this class, or remove the folder"
+            )
+        files += [folder / image for image in images]
+        labels += [label] * len(images)
+    return ImageFiles(tuple(files), torch.tensor(labels), tuple(names))
+
+
+def load_folder(
+    path: str | Path,
+    size: int,
+    *,
+    limit_bytes: int = LIMIT_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+) -> ImageArrays:
+    """All images of :func:`scan_folder` in memory: the short side resized to ``size``, then a centre crop.
+
+    ``progress`` is called with (images done, number of images).
+    """
+    return scan_folder(path).load(size, limit_bytes=limit_bytes, progress=progress)
+
+
+def folder_loader(
+    path: str | Path,
+    size: int,
+    batch_size: int,
+    *,
+    train: bool,
+    num_workers: int | None = None,
+    seed: int = 0,
+) -> DataLoader[Any]:
+    """A DataLoader for a folder too large for memory: :meth:`ImageFiles.loader` of :func:`scan_folder`."""
+    return scan_folder(path).loader(size, batch_size, train=train, num_workers=num_workers, seed=seed)
+
+
+def class_names(path: str | Path) -> list[str]:
+    """Sorted names of the folders in ``path``, without hidden ones."""
+    if not Path(path).is_dir():
+        raise FileNotFoundError(f"{path} is not a folder: give the folder that has one folder for each class")
+    names = subfolders(Path(path))
+    if not names:
+        raise ValueError(f"{path} has no subfolders: put the images of each class into a folder of its own")
+    return names
 
 
 def subfolders(folder: Path) -> list[str]:
-    """Names of the folders in ``folder``, sorted as text: a Path sorts without regard to case on Windows."""
+    """Names of the folders in ``folder``, sorted as text: on Windows a Path sorts regardless of case."""
     with os.scandir(folder) as entries:
         return sorted(entry.name for entry in entries if not entry.name.startswith(".") and _is_dir(entry))
 
 
 def image_names(folder: Path, *, deep: bool = False) -> Iterator[str]:
-    """Names of the images in a folder, in no order; ``deep``: with those in its folders, as "folder/name"."""
+    """Names of the images in a folder, in no order; ``deep``: also those in its folders, as "folder/name"."""
     with os.scandir(folder) as entries:
         for entry in entries:
-            # by name first: a million files should not be asked what they are
+            # By name first: asking the file system about each of a million files is slow.
             name = entry.name
             image = name.lower().endswith(ENDINGS)
             if name.startswith(".") or not (image or deep):
@@ -50,8 +106,8 @@ def class_files(
     """Images in the folders of ``folder``, as "class/file", by label and then by name; and their labels.
 
     ``label_of`` gives the label of each name a folder may have. A folder of any other name is an error: its
-    images have no label. Classes without images are allowed, so that a part of a data set can be used, and
-    warned of. Files that are no images are passed over. ``advice`` ends the errors.
+    images have no label. Classes without images are allowed, so that a part of a data set can be used, with a
+    warning. Files that are no images are skipped. ``advice`` ends the errors.
     """
     there = set(subfolders(folder))
     example = next(iter(label_of))
@@ -78,10 +134,18 @@ def class_files(
     if empty:
         warnings.warn(
             f"{folder} is a part of {title}: no images of {len(empty)} of {len(label_of)} classes, "
-            f"{_listed(empty)}; the others keep their labels in the whole",
+            f"{_listed(empty)}; the others keep their labels in the full set",
             stacklevel=2,
         )
     return files, labels
+
+
+def _others(folder: Path) -> str:
+    files = sorted(file.name for file in folder.rglob("*") if file.is_file())
+    if not files:
+        return "no files"
+    endings = ", ".join(ENDINGS)
+    return f"{len(files)} files, such as {files[0]}, and none that Pillow knows as an image ({endings})"
 
 
 def _is_dir(entry: os.DirEntry[str]) -> bool:
@@ -103,79 +167,3 @@ def _listed(names: list[str]) -> str:
 
 def _are(names: list[str]) -> str:
     return "is" if len(names) == 1 else "are"
-
-
-__all__ = [
-    "IMAGENET_MEAN",
-    "IMAGENET_STD",
-    "class_names",
-    "folder_loader",
-    "load_folder",
-    "pillow",
-    "read_image",
-    "scan_folder",
-]
-
-
-def scan_folder(path: str | Path) -> ImageFiles:
-    """The images of ``path``, which has a folder for each class; sorted, their names give the labels.
-
-    Folders inside a class are its own; names that begin with a dot, and files that are no images
-    (:data:`~hetsngp.data.images.folders.ENDINGS`), are passed over.
-    """
-    files, labels, names = [], [], class_names(path)
-    for label, name in enumerate(names):
-        folder = Path(path) / name
-        images = sorted(image_names(folder, deep=True))
-        if not images:
-            raise ValueError(
-                f"{folder} has {_others(folder)}: add images of this class, or remove the folder"
-            )
-        files += [folder / image for image in images]
-        labels += [label] * len(images)
-    return ImageFiles(tuple(files), torch.tensor(labels), tuple(names))
-
-
-def load_folder(
-    path: str | Path,
-    size: int,
-    *,
-    limit_bytes: int = LIMIT_BYTES,
-    progress: Callable[[int, int], None] | None = None,
-) -> ImageArrays:
-    """All images of :func:`scan_folder` in memory: the short side becomes ``size``, the middle is kept.
-
-    ``progress`` is called with (images done, images in all).
-    """
-    return scan_folder(path).load(size, limit_bytes=limit_bytes, progress=progress)
-
-
-def folder_loader(
-    path: str | Path,
-    size: int,
-    batch_size: int,
-    *,
-    train: bool,
-    num_workers: int | None = None,
-    seed: int = 0,
-) -> DataLoader[Any]:
-    """A DataLoader for a folder too large for memory: :meth:`ImageFiles.loader` of :func:`scan_folder`."""
-    return scan_folder(path).loader(size, batch_size, train=train, num_workers=num_workers, seed=seed)
-
-
-def class_names(path: str | Path) -> list[str]:
-    """The sorted names of the folders in ``path``; hidden ones are none."""
-    if not Path(path).is_dir():
-        raise FileNotFoundError(f"{path} is not a folder: give the folder that has one folder for each class")
-    names = subfolders(Path(path))
-    if not names:
-        raise ValueError(f"{path} has no subfolders: put the images of each class into a folder of its own")
-    return names
-
-
-def _others(folder: Path) -> str:
-    files = sorted(file.name for file in folder.rglob("*") if file.is_file())
-    if not files:
-        return "no files"
-    endings = ", ".join(ENDINGS)
-    return f"{len(files)} files, such as {files[0]}, and none that Pillow knows as an image ({endings})"

@@ -1,4 +1,4 @@
-"""Image files with several labels each, and batches with multi-hot targets."""
+"""Multi-label image files, and batches with multi-hot targets."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from hetsngp.data.images.decoding import IMAGENET_MEAN, IMAGENET_STD, Decoder, l
 from hetsngp.data.images.files import checked_rows
 
 Labelled = tuple[Tensor, Sequence[int]]
-"""An image and its classes."""
+"""Image (3, H, W) and its classes."""
 
 
 @dataclass(frozen=True, eq=False)
 class MultiLabelFiles:
-    """N images below ``folder`` with any number of classes each, as ``imagenet21k`` has them in folders.
+    """N image files below ``folder`` with any number of classes each.
 
-    Thirteen million of them are four arrays: objects would take gigabytes in every worker process.
+    Four arrays, not objects: those of 13 million images would take gigabytes in every worker process.
 
     >>> files = MultiLabelFiles.of(Path("pets"), ["a.jpg", "b.jpg"], [[0], [0, 2]], ("cat", "dog", "owl"))
     >>> len(files), files.labels_of(1).tolist(), files.file(1).name
@@ -36,16 +36,16 @@ class MultiLabelFiles:
     names: np.ndarray
     """(N,) paths inside ``folder``, as bytes."""
     labels: Tensor
-    """(L,) int64: the classes of the first image, then those of the second, …"""
+    """(L,) int64: classes of the first image, then of the second, …"""
     ends: Tensor
-    """(N,) int64: where those of each image end."""
+    """(N,) int64: end of each image's classes in ``labels``."""
     class_names: tuple[str, ...]
 
     @classmethod
     def of(
         cls, folder: Path, names: Sequence[str], labels: Sequence[Sequence[int]], class_names: Iterable[str]
     ) -> MultiLabelFiles:
-        """From a list of names and one of lists of classes."""
+        """Make it from file names and a list of classes for each."""
         if not names or len(names) != len(labels):
             raise ValueError(f"{len(names)} names and {len(labels)} lists of labels: give one list an image")
         flat = np.fromiter((label for row in labels for label in row), np.int64)
@@ -64,7 +64,7 @@ class MultiLabelFiles:
 
     @property
     def num_classes(self) -> int:
-        """K."""
+        """Number of classes K."""
         return len(self.class_names)
 
     def file(self, row: int) -> Path:
@@ -72,24 +72,23 @@ class MultiLabelFiles:
         return self.folder / os.fsdecode(self.names[row])
 
     def labels_of(self, row: int) -> Tensor:
-        """(n,) classes of an image."""
+        """Classes (n,) of an image."""
         return self.labels[int(self.ends[row - 1]) if row else 0 : int(self.ends[row])]
 
     def take(self, indices: Tensor | np.ndarray | Sequence[int]) -> MultiLabelFiles:
-        """The images at ``indices`` (n,), in that order; all classes stay, those without images too."""
-        rows = torch.arange(len(self))[
-            checked_rows(indices)
-        ]  # those counted from the end, from the beginning
+        """Images at ``indices`` (n,), in that order; classes without images stay."""
+        rows = torch.arange(len(self))[checked_rows(indices)]  # negative indices count from the end
         counts = self.ends.diff(prepend=self.ends.new_zeros(1))[rows]
         ends = counts.cumsum(0)
-        # Place in the labels taken → place in all: a list for each of thirteen million images takes minutes.
-        places = torch.arange(int(counts.sum())) + (self.ends[rows] - ends).repeat_interleave(counts)
-        return replace(self, names=self.names[rows.numpy()], labels=self.labels[places], ends=ends)
+        # Position in the new labels → position in ``self.labels``; a loop over 13 million images takes
+        # minutes.
+        positions = torch.arange(int(counts.sum())) + (self.ends[rows] - ends).repeat_interleave(counts)
+        return replace(self, names=self.names[rows.numpy()], labels=self.labels[positions], ends=ends)
 
     def split(self, held_out: int | float, seed: int = 0) -> tuple[MultiLabelFiles, MultiLabelFiles]:
-        """(rest, held out): so many images, or that fraction of them, at random, in order.
+        """(rest, held out): ``held_out`` images, or that fraction of them, at random, in order.
 
-        Not by class: an image has several.
+        Not stratified: an image has any number of classes.
         """
         rest, chosen = stratified(torch.zeros(len(self)).long(), 1, held_out, seed)
         return self.take(rest), self.take(chosen)
@@ -108,7 +107,7 @@ class MultiLabelFiles:
     ) -> DataLoader[Any]:
         """(x, y); x: (b, 3, size, size) float32, (x/255 − mean)/std; y: (b, K) float32, multi-hot.
 
-        Crops, order and the meaning of ``resize`` and ``seed`` are those of
+        Crops, order, ``resize`` and ``seed`` are those of
         :meth:`hetsngp.data.images.files.ImageFiles.loader`.
         """
         data = _Decoded(self, Decoder(size, resize, train=train, mean=mean, std=std))
@@ -116,7 +115,7 @@ class MultiLabelFiles:
 
 
 class MultiHot:
-    """Images and their classes → (x, y); x: (b, …); y: (b, K) float32, 1 at each class of the image.
+    """Collate images and their classes → (x, y); x: (b, …); y: (b, K) float32, 1 at each class of the image.
 
     >>> MultiHot(3)([(torch.zeros(2), [0, 2]), (torch.zeros(2), [])])[1]
     tensor([[1., 0., 1.],

@@ -1,4 +1,4 @@
-"""Images in a NumPy file."""
+"""Images in a .npz file of NumPy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from hetsngp.data.images.arrays import ImageArrays
 
 CHANNELS = (1, 3, 4)
-"""How many an image may have for us to tell them from its height and width."""
+"""Numbers of channels that are told apart from height and width."""
 
 
 def load_npz(
@@ -22,11 +22,11 @@ def load_npz(
     labels: str | None = None,
     class_names: Sequence[str] | None = None,
 ) -> ImageArrays:
-    """The arrays of those names in a .npz file; None: ``images`` or ``x``, ``labels`` or ``y``.
+    """Load images and labels from a .npz file. Default names: ``images`` or ``x``, ``labels`` or ``y``.
 
-    Images are uint8, (N, H, W), (N, H, W, C) or (N, C, H, W) with C one of 1, 3, 4. Where both could be, the
-    last dimension holds the channels, as NumPy, Pillow and TensorFlow have it. Labels are whole numbers, (N,)
-    or (N, 1), and the classes are 0 … their maximum, unless an array ``class_names`` is in the file or given.
+    Images are uint8, (N, H, W), (N, H, W, C) or (N, C, H, W) with C one of 1, 3, 4; where both fit, channels
+    are the last dimension, as in NumPy, Pillow and TensorFlow. Labels are whole numbers, (N,) or (N, 1), and
+    the classes are 0 … their maximum, unless an array ``class_names`` is in the file or given.
     """
     path = Path(path).expanduser()
     keys = npz_keys(path)
@@ -59,7 +59,7 @@ def load_npz(
 
 
 def channels_first(pixels: np.ndarray) -> np.ndarray:
-    """(N, C, H, W) of what :func:`load_npz` takes.
+    """Convert images of a shape that :func:`load_npz` takes to (N, C, H, W).
 
     >>> [channels_first(np.zeros(shape)).shape for shape in [(5, 8, 8), (5, 8, 8, 3), (5, 3, 8, 8)]]
     [(5, 1, 8, 8), (5, 3, 8, 8), (5, 3, 8, 8)]
@@ -83,7 +83,7 @@ def npz_keys(path: str | Path) -> tuple[str, ...]:
 
 
 def read_array(path: str | Path, key: str) -> np.ndarray:
-    """One array of a .npz file, and no other: those of another split may be large."""
+    """Read one array of a .npz file, without the others, which may be large."""
     with _opened(Path(path)) as file:
         return file[key]
 
@@ -97,7 +97,7 @@ def _opened(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise ValueError("a single array, not an archive of them")
             yield file
-    except Exception as error:  # a damaged archive fails in zipfile, zlib or NumPy, each in its own way
+    except Exception as error:  # a corrupt archive fails in zipfile, zlib or NumPy
         raise ValueError(
             f"{path} cannot be read ({error}): save plain arrays with np.savez(path, images=…, labels=…)"
         ) from error
@@ -108,7 +108,7 @@ def _pick(path: Path, keys: Sequence[str], name: str | None, usual: Sequence[str
     found = [key for key in wanted if key in keys]
     if not found:
         raise ValueError(
-            f"{path} has no array {' or '.join(map(repr, wanted))}, only {', '.join(map(repr, keys))}: say "
-            "which to use with load_npz(path, images=…, labels=…)"
+            f"{path} has no array {' or '.join(map(repr, wanted))}, only {', '.join(map(repr, keys))}: name "
+            "those to use,  load_npz(path, images=…, labels=…)"
         )
     return found[0]

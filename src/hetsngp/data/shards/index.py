@@ -1,4 +1,4 @@
-"""How many samples tar shards have, counted once."""
+"""Numbers of samples of tar shards, counted once and cached beside them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, Recursi
 
 
 def sample_counts(shards: Sequence[Path]) -> tuple[int, ...]:
-    """Samples of each shard, from files beside them, or by going through the headers of all.
+    """Number of samples of each shard, from files beside them, or by reading the headers of all members.
 
-    The files are timm's ``_info.json`` and our own ``hetsngp_index.json``, which is written after counting
-    where the folder can be written to. A shard whose size is no longer what ours says is counted again.
+    The files are timm's ``_info.json`` and ``hetsngp_index.json``, which is written after counting where the
+    folder is writable. A shard whose size differs from that in hetsngp_index.json is counted again.
     """
     ours: dict[Path, int] = {}
     theirs: dict[Path, int] = {}
@@ -28,7 +28,7 @@ def sample_counts(shards: Sequence[Path]) -> tuple[int, ...]:
         ours |= _from_index(folder)
         theirs |= _from_timm(folder)
     unknown = [shard for shard in shards if shard not in ours and shard not in theirs]
-    with ThreadPoolExecutor() as pool:  # for disks that are slow to answer
+    with ThreadPoolExecutor() as pool:  # for disks with a high latency
         ours |= dict(zip(unknown, pool.map(count_samples, unknown), strict=True))
     for folder in {shard.parent for shard in unknown}:
         _write_index(folder, {shard: count for shard, count in ours.items() if shard.parent == folder})
@@ -42,16 +42,16 @@ def _from_index(folder: Path) -> dict[Path, int]:
         rows = [(folder / name, row["samples"], row["bytes"]) for name, row in content["shards"].items()]
         return {file: int(count) for file, count, size in rows if file.is_file() and _size(file) == size}
     except _UNREADABLE:
-        return {}  # not there, or not ours: it can be made again
+        return {}  # missing or invalid: it is written again
 
 
 def _from_timm(folder: Path) -> dict[Path, int]:
     for name in TIMM_INDEX:
         with suppress(*_UNREADABLE):
             splits = json.loads((folder / name).read_text(encoding="utf-8"))["splits"]
-            # Those with a label of another kind are counted without the samples that lack it.
-            whole = [split for split in splits.values() if not split.get("alt_label")]
-            rows = [row for s in whole for row in zip(s["filenames"], s["shard_lengths"], strict=True)]
+            # Splits with an alternative label leave out the samples that lack it.
+            complete = [split for split in splits.values() if not split.get("alt_label")]
+            rows = [row for s in complete for row in zip(s["filenames"], s["shard_lengths"], strict=True)]
             return {folder / file: int(count) for file, count in rows}
     return {}
 
@@ -59,7 +59,7 @@ def _from_timm(folder: Path) -> dict[Path, int]:
 def _write_index(folder: Path, counts: dict[Path, int]) -> None:
     rows = {file.name: {"samples": counts[file], "bytes": _size(file)} for file in sorted(counts, key=str)}
     text = json.dumps({"shards": rows}, indent=1) + "\n"
-    with suppress(OSError):  # where nothing can be written, it is counted again the next time
+    with suppress(OSError):  # not writable: counted again the next time
         replace_file(folder / INDEX, lambda file: file.write_text(text, encoding="utf-8"))
 
 

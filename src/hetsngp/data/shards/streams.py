@@ -1,8 +1,8 @@
 """Images in tar shards, as WebDataset writes them, streamed in an order that (seed, epoch) decides.
 
-An epoch is a walk through all shards one after another, in a new order where it is for training. That walk is
-cut into equal stretches, one for each process and each of its workers, by counting samples and not shards: so
-every process makes the same number of batches, however unequal the shards are, and that number is known.
+An epoch goes through all shards one after another, for training in a new order. It is cut into equal
+stretches, one for each process and each of its workers, by counting samples and not shards: so every process
+makes the same number of batches, however unequal the shards are, and that number is known.
 """
 
 from __future__ import annotations
@@ -23,86 +23,22 @@ from hetsngp.data.shards.index import sample_counts
 from hetsngp.data.shards.tar_samples import Labeller, Sample, read_samples
 from hetsngp.validation import check_positive
 
-DRAWS = 64
-"""Orders that are tried: with shards of one size the first is as near as any, with unequal ones seldom."""
-
-
-def part_of(counts: Sequence[int], held_out: int | float, seed: int = 0) -> np.ndarray:
-    """(shards,) bool: a random choice of whole shards, near ``held_out`` images or that fraction of them.
-
-    ``counts``: images of each shard. Shards are gone through in a random order, and each one that brings the
-    sum nearer is held out; of several such orders the nearest counts. Both parts have images.
-
-    >>> int(part_of([100, 100, 100, 100], 0.25).sum()), part_of([5, 90, 5], 0.9).tolist()
-    (1, [False, True, False])
-    """
-    sizes, total = np.asarray(counts, np.int64), int(sum(counts))
-    filled = np.flatnonzero(sizes)
-    if len(filled) < 2:
-        raise ValueError(
-            f"{len(filled)} of {len(sizes)} shards have images, and only whole shards can be held out: write "
-            "the images into two shards or more, or hold none out"
-        )
-    wanted = _wanted(held_out, total)
-    random = np.random.default_rng(seed)
-    draws = [_nearer(sizes, random.permutation(filled), wanted) for _ in range(DRAWS)]
-    return min(draws, key=lambda chosen: abs(int(sizes[chosen].sum()) - wanted))
-
-
-def shuffled(stream: Iterable[Any], size: int, random: np.random.Generator) -> Iterator[Any]:
-    """Each time a random one of the next ``size`` that have not been given yet.
-
-    >>> sorted(shuffled(range(9), 4, np.random.default_rng(0)))
-    [0, 1, 2, 3, 4, 5, 6, 7, 8]
-    """
-    held: list[Any] = []
-    for item in stream:
-        held.append(item)
-        if len(held) >= size:
-            yield _draw(held, random)
-    while held:
-        yield _draw(held, random)
-
-
-def _nearer(sizes: np.ndarray, order: np.ndarray, wanted: float) -> np.ndarray:
-    chosen, held = np.zeros(len(sizes), bool), 0
-    for shard in order[:-1]:  # the last one is left
-        if abs(held + sizes[shard] - wanted) < abs(held - wanted):
-            chosen[shard], held = True, held + int(sizes[shard])
-    if not held:
-        chosen[min(order, key=lambda shard: sizes[shard])] = True
-    return chosen
-
-
-def _wanted(held_out: int | float, total: int) -> float:
-    if isinstance(held_out, float) and 0 < held_out < 1:
-        return held_out * total
-    if isinstance(held_out, int) and not isinstance(held_out, bool) and 0 < held_out < total:
-        return held_out
-    raise ValueError(
-        f"held_out must be a number of images from 1 to {total - 1} or a fraction in (0, 1), got {held_out!r}"
-    )
-
-
-def _draw(held: list[Any], random: np.random.Generator) -> Any:
-    place = int(random.integers(len(held)))
-    held[place], held[-1] = held[-1], held[place]
-    return held.pop()
-
-
 BUFFER = 1000
-"""Encoded images that a worker holds to draw from: some 100 MB of ImageNet's."""
+"""Encoded images in the shuffle buffer of a worker: some 100 MB of ImageNet's."""
 ORDER, REMAINDER, DRAW, CROP = range(1, 5)
-"""What random numbers are for: each of these has its own."""
+"""Purposes of random numbers, each with its own stream."""
+DRAWS = 64
+"""Random orders tried by :func:`hold_out_shards`; with shards of equal size the first is as good as any."""
 
 
 @dataclass(frozen=True, eq=False)
 class ShardedImages:
-    """Images with one or more classes each in tar files.
+    """Images in tar files, with one or more classes each.
 
-    ``wnids``: the K classes; the place of each is its label. ``class_names``: K names for people; None: the
-    wnids. ``numbering``: the classes that numbers in the shards count in; None: numbers need a wnid beside
-    them. :class:`~hetsngp.data.shards.tar_samples.Labeller` says what the labels of a sample may look like.
+    ``wnids``: the K classes; the index of each is its label. ``class_names``: K names to show; empty: the
+    wnids. ``numbering``: the list of classes that numbers in the shards index; None: numbers need a wnid
+    beside them. :class:`~hetsngp.data.shards.tar_samples.Labeller` documents the labels that a sample may
+    have.
     """
 
     shards: tuple[Path, ...]
@@ -124,12 +60,12 @@ class ShardedImages:
 
     @property
     def num_classes(self) -> int:
-        """K."""
+        """Number of classes K."""
         return len(self.wnids)
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """Samples of each shard; see :func:`sample_counts`."""
+        """Number of samples of each shard, by :func:`sample_counts`."""
         return sample_counts(self.shards)
 
     def __len__(self) -> int:
@@ -137,21 +73,21 @@ class ShardedImages:
 
     @property
     def labeller(self) -> Labeller:
-        """What reads the labels."""
+        """Reader of the labels of a sample."""
         places = {wnid: label for label, wnid in enumerate(self.wnids)}
         return Labeller(places, None if self.numbering is None else tuple(self.numbering))
 
     def first_shards(self, n: int) -> ShardedImages:
-        """As few of the first shards as hold ``n`` images together; all where they hold fewer."""
+        """The fewest first shards that have ``n`` images together; all where there are fewer images."""
         before = np.cumsum(self.counts) - self.counts
         return self._take(before < check_positive("n", n, integer=True))
 
     def split(self, held_out: int | float, seed: int = 0) -> tuple[ShardedImages, ShardedImages]:
-        """(rest, held out): whole shards, as near so many images, or that fraction of them, as they allow.
+        """(rest, held out): whole shards, with about ``held_out`` images, or that fraction of them, held out.
 
-        At least one shard with images is held out and one is left, so the more shards, the nearer.
+        At least one shard with images is held out and one is left, so more shards come nearer.
         """
-        chosen = part_of(self.counts, held_out, seed)
+        chosen = hold_out_shards(self.counts, held_out, seed)
         return self._take(~chosen), self._take(chosen)
 
     def _take(self, kept: np.ndarray) -> ShardedImages:
@@ -174,16 +110,16 @@ class ShardedImages:
     ) -> ShardLoader:
         """(x, y); x: (b, 3, size, size) float32, (x/255 − mean)/std; y: (b, K) float32, multi-hot.
 
-        To train: random crops, shards in random order, and of the next ``buffer`` images a random one each
-        time; full batches only, as many in each of ``world_size`` processes, and what is left over changes
-        with the epoch. Else the middle of each image, its short side made ``resize`` before (None:
-        ``size``), and each image once in all processes together; without workers (None: up to 8) in the order
-        of the shards.
+        For training: random crops, shards in random order, images shuffled in a buffer of ``buffer``; full
+        batches only, equally many in each of ``world_size`` processes, and the images left over change with
+        the epoch. Otherwise: a centre crop after resizing the short side to ``resize`` (None: ``size``),
+        each image once in all processes together; without workers (``num_workers`` None: up to 8) in the
+        order of the shards.
 
-        ``batch_size`` is that of this process, number ``rank``; for the training engine, which shares a
-        loader out itself (:meth:`ShardLoader.shard`), leave out ``rank`` and ``world_size``. Order and crops
-        follow from ``seed`` and the epoch, which goes up with each ``iter``; the crops of an image do not
-        depend on the workers.
+        ``batch_size`` is that of this process, number ``rank``; for the training engine, which divides a
+        loader among processes itself (:meth:`ShardLoader.shard`), leave out ``rank`` and ``world_size``.
+        Order and crops follow from ``seed`` and the epoch, which goes up with each ``iter``; the crops of an
+        image do not depend on the workers.
         """
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise ValueError(f"seed must be a whole number of at least 0, got {seed!r}")
@@ -200,7 +136,7 @@ class ShardedImages:
 
 
 class ShardStream(IterableDataset[Labelled]):
-    """The samples of one process in the order of an epoch; in a DataLoader's worker, its share of them."""
+    """Samples of one process in the order of an epoch; in a DataLoader's worker, those of the worker."""
 
     def __init__(
         self,
@@ -220,7 +156,7 @@ class ShardStream(IterableDataset[Labelled]):
         self.data, self.decoder, self.batch_size = data, decoder, batch_size
         self.train, self.seed, self.part, self.buffer = train, seed, part, buffer
         self.epoch = 0
-        """Of the next ``iter``."""
+        """Epoch of the next ``iter``."""
         self.labeller, self.counts = data.labeller, data.counts
         if len(self) == 0:
             raise ValueError(
@@ -234,18 +170,18 @@ class ShardStream(IterableDataset[Labelled]):
             )
 
     def shard(self, rank: int, world_size: int) -> ShardStream:
-        """Those of one of ``world_size`` processes, in the same epoch."""
+        """The stream of one of ``world_size`` processes, in the same epoch."""
         options: Any = {"train": self.train, "seed": self.seed, "buffer": self.buffer}
         other = ShardStream(self.data, self.decoder, self.batch_size, part=(rank, world_size), **options)
         other.epoch = self.epoch
         return other
 
     def __len__(self) -> int:
-        """Samples of all processes."""
+        """Number of samples of all processes."""
         return sum(self.counts)
 
     def num_batches(self) -> int:
-        """Of an epoch, in this process."""
+        """Number of batches of an epoch, in this process."""
         begin, end = self._bounds(0)
         return -(-(end - begin) // self.batch_size)
 
@@ -256,11 +192,11 @@ class ShardStream(IterableDataset[Labelled]):
 
     def _decoded(self, epoch: int, worker: int, workers: int) -> Iterator[Labelled]:
         begin, end = self._bounds(epoch)
-        share, extra = divmod(self.num_batches(), workers)
-        first = worker * share + min(worker, extra)
-        last = first + share + (worker < extra)
+        each, extra = divmod(self.num_batches(), workers)
+        first = worker * each + min(worker, extra)
+        last = first + each + (worker < extra)
         here = begin + first * self.batch_size, min(end, begin + last * self.batch_size)
-        samples: Iterator[tuple[int, Sample]] = self._walk(epoch, *here)
+        samples: Iterator[tuple[int, Sample]] = self._samples(epoch, *here)
         if self.train:
             samples = shuffled(samples, self.buffer, _random(DRAW, self.seed, epoch, *self.part, worker))
         for position, sample in samples:
@@ -268,8 +204,8 @@ class ShardStream(IterableDataset[Labelled]):
             seed = int(_random(CROP, self.seed, epoch, position).integers(2**62)) if self.train else None
             yield self.decoder(sample.image, f"sample {sample.key!r} of {sample.shard}", seed), sample.labels
 
-    def _walk(self, epoch: int, begin: int, end: int) -> Iterator[tuple[int, Sample]]:
-        """The samples at those positions of an epoch."""
+    def _samples(self, epoch: int, begin: int, end: int) -> Iterator[tuple[int, Sample]]:
+        """Samples at positions ``begin`` … ``end`` − 1 of an epoch, with their positions."""
         start = 0
         for shard in self._order(epoch):
             count = self.counts[shard]
@@ -287,7 +223,7 @@ class ShardStream(IterableDataset[Labelled]):
         return [int(shard) for shard in _random(ORDER, self.seed, epoch).permutation(shards)]
 
     def _bounds(self, epoch: int) -> tuple[int, int]:
-        """Positions in an epoch, from and to, of this process."""
+        """First position of this process in an epoch, and the one after its last."""
         size, (rank, world) = len(self), self.part
         if not self.train:
             return size * rank // world, size * (rank + 1) // world
@@ -312,15 +248,15 @@ class ShardLoader(DataLoader[Any]):
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """The next ``iter`` is of this epoch."""
+        """Set the epoch of the next ``iter``."""
         if epoch < 0:
             raise ValueError(f"epoch must be at least 0, got {epoch!r}")
         self.stream.epoch = int(epoch)
 
     def shard(self, rank: int, world_size: int) -> ShardLoader:
-        """The loader of one of ``world_size`` processes; itself where it is that one.
+        """The loader of one of ``world_size`` processes; ``self`` where it is that one.
 
-        ``batch_size`` stays as it is, that of each process, as Fabric has it with any DataLoader.
+        ``batch_size`` stays that of each process, as in Fabric with any DataLoader.
         """
         made_for, world = self.stream.part
         if (made_for, world) == (rank, world_size):
@@ -328,8 +264,8 @@ class ShardLoader(DataLoader[Any]):
         if world > 1:
             raise ValueError(
                 f"this loader was made for rank {made_for} of {world} processes, not for rank {rank} of "
-                f"{world_size}: leave out rank and world_size in images.loader(...) and it is shared out, or "
-                f"give rank={rank}, world_size={world_size}"
+                f"{world_size}: leave out rank and world_size in images.loader(...), or give rank={rank}, "
+                f"world_size={world_size}"
             )
         return ShardLoader(self.stream.shard(rank, world_size), self.num_workers)
 
@@ -342,7 +278,71 @@ class ShardLoader(DataLoader[Any]):
         return batches
 
 
+def hold_out_shards(counts: Sequence[int], held_out: int | float, seed: int = 0) -> np.ndarray:
+    """(shards,) bool: whole shards chosen at random, with about ``held_out`` images or that fraction of them.
+
+    ``counts``: images of each shard. In a random order, each shard that brings the sum nearer to
+    ``held_out`` is held out; of several such orders the one that comes nearest is taken. Both parts have
+    images.
+
+    >>> int(hold_out_shards([100, 100, 100, 100], 0.25).sum()), hold_out_shards([5, 90, 5], 0.9).tolist()
+    (1, [False, True, False])
+    """
+    sizes, total = np.asarray(counts, np.int64), int(sum(counts))
+    filled = np.flatnonzero(sizes)
+    if len(filled) < 2:
+        raise ValueError(
+            f"{len(filled)} of {len(sizes)} shards have images, and only whole shards can be held out: write "
+            "the images into two shards or more, or hold none out"
+        )
+    wanted = _wanted(held_out, total)
+    random = np.random.default_rng(seed)
+    draws = [_nearer(sizes, random.permutation(filled), wanted) for _ in range(DRAWS)]
+    return min(draws, key=lambda chosen: abs(int(sizes[chosen].sum()) - wanted))
+
+
+def shuffled(stream: Iterable[Any], size: int, random: np.random.Generator) -> Iterator[Any]:
+    """Shuffle a stream with a buffer: each item is drawn at random from the next ``size`` remaining ones.
+
+    >>> sorted(shuffled(range(9), 4, np.random.default_rng(0)))
+    [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    """
+    buffer: list[Any] = []
+    for item in stream:
+        buffer.append(item)
+        if len(buffer) >= size:
+            yield _draw(buffer, random)
+    while buffer:
+        yield _draw(buffer, random)
+
+
+def _nearer(sizes: np.ndarray, order: np.ndarray, wanted: float) -> np.ndarray:
+    chosen, total = np.zeros(len(sizes), bool), 0
+    for shard in order[:-1]:  # the last one is never held out
+        if abs(total + sizes[shard] - wanted) < abs(total - wanted):
+            chosen[shard], total = True, total + int(sizes[shard])
+    if not total:
+        chosen[min(order, key=lambda shard: sizes[shard])] = True
+    return chosen
+
+
+def _wanted(held_out: int | float, total: int) -> float:
+    if isinstance(held_out, float) and 0 < held_out < 1:
+        return held_out * total
+    if isinstance(held_out, int) and not isinstance(held_out, bool) and 0 < held_out < total:
+        return held_out
+    raise ValueError(
+        f"held_out must be a number of images from 1 to {total - 1} or a fraction in (0, 1), got {held_out!r}"
+    )
+
+
+def _draw(buffer: list[Any], random: np.random.Generator) -> Any:
+    index = int(random.integers(len(buffer)))
+    buffer[index], buffer[-1] = buffer[-1], buffer[index]
+    return buffer.pop()
+
+
 def _random(*seeds: int) -> np.random.Generator:
-    # Mixed by SeedSequence: seed 0 in epoch 1 has nothing to do with seed 1 in epoch 0. Zeros at the end of
-    # short lists do not count there, hence the purpose, never zero, at the beginning.
+    # Mixed by SeedSequence: seed 0 in epoch 1 is unrelated to seed 1 in epoch 0. It ignores zeros at the end
+    # of short lists, hence the purpose, never zero, at the beginning.
     return np.random.default_rng(seeds)

@@ -1,7 +1,7 @@
 """Samples in tar files as WebDataset names them: members that follow one another and share a key.
 
 ``n01440764_10026.jpg`` and ``n01440764_10026.cls`` are a sample; its key is the name up to the first dot.
-Nothing is unpacked to disk, and nothing is read of samples that are passed over but their headers.
+Nothing is unpacked to disk; of skipped samples only the headers are read.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _NAME = re.compile(r"((?:.*/)?[^/.]+)\.([^/]+)")
 _WNID_FILE = re.compile(rf"(?:.*/)?({WNID.pattern})[_/][^/]*")
 _BLOCK = 512
 _NUMBERING = (
-    "give that list, hetsngp.data.datasets.imagenet21k.open_imagenet21k(root, split, numbering=…), where … is "
-    "'imagenet22k' (the 21,841 of 2011, as timm's shards), 'imagenet21k' (the 21,843) or a list of wnids"
+    "give that list, hetsngp.data.datasets.imagenet21k.open_imagenet21k(root, split, numbering=…), where … "
+    "is 'imagenet22k' (the 21,841 of 2011, as timm's shards), 'imagenet21k' (the 21,843) or a list of wnids"
 )
 
 
 @dataclass(frozen=True)
 class Sample:
-    """An image that is still encoded, and its classes in increasing order."""
+    """Encoded image, and its classes in increasing order."""
 
     shard: Path
     key: str
@@ -40,51 +40,50 @@ class Sample:
 
 @dataclass(frozen=True)
 class Labeller:
-    """The classes of a sample from what was written beside its image.
+    """Reader of the classes of a sample, from the files beside its image.
 
     The first of these that is there: "wnids" or "labels" in its .json, its .cls, "wnid", "label" or
     "class_name" in its .json. Each is a wnid or a number, a list of them, or several in a text.
 
-    A number counts in a list of classes that nobody wrote down, a wnid stands for itself. So where a single
-    number comes with a wnid in the .json, as in timm's shards, the wnid decides. Where it comes with the name
-    of a file that has a wnid, which is the key or "filename" in the .json, the two must agree. Other numbers
-    are an error unless ``numbering`` says what they count in.
+    A number is an index into a list of classes that the shards do not contain; a wnid is unambiguous. So
+    where a single number comes with a wnid in the .json, as in timm's shards, the wnid decides. Where it
+    comes with a file name that has a wnid (the key, or "filename" in the .json), the two must agree. Other
+    numbers are an error unless ``numbering`` gives their list.
     """
 
     places: Mapping[str, int]
     """Label of each wnid."""
     numbering: tuple[str, ...] | None = None
-    """The wnids that numbers count in. None: it was not said; numbers that a wnid confirms count in
-    ``places``."""
+    """List of wnids that numbers index. None: not given; numbers that a wnid confirms index ``places``."""
 
     def __call__(self, key: str, cls: bytes | None, meta: bytes | None) -> tuple[int, ...]:
-        """Classes of the sample; a ValueError says what is wrong, without saying with which sample."""
+        """Classes of the sample; errors do not name the sample."""
         about = {} if meta is None else _parse(meta)
         sources = [about.get("wnids"), about.get("labels"), None if cls is None else _text(cls)]
         sources += [about.get(name) for name in ("wnid", "label")]
-        told = _wnid(about.get("wnid")) or _wnid(about.get("class_name"))
+        given = _wnid(about.get("wnid")) or _wnid(about.get("class_name"))
         found = next(
-            (list(_tokens(source)) for source in sources if source is not None), [told] if told else []
+            (list(_tokens(source)) for source in sources if source is not None), [given] if given else []
         )
         if not found:
             raise ValueError(
                 "it has no label: write key.cls with a class number or wnid, several with spaces between, or "
                 "key.json with 'labels' or 'wnids', right after the image in the tar file"
             )
-        if told and len(found) == 1 and _number(found[0]) is not None:
-            return (self._place(told),)
-        hint = told or _wnid_of(about.get("filename")) or _wnid_of(key)
+        if given and len(found) == 1 and _number(found[0]) is not None:
+            return (self._label(given),)
+        hint = given or _wnid_of(about.get("filename")) or _wnid_of(key)
         names = {self._name(token, hint if len(found) == 1 else None) for token in found}
         if hint and hint not in names and not all(map(_wnid, found)):
             raise ValueError(
                 f"its label {' '.join(map(str, found))} means {', '.join(sorted(names))}, but its name or "
-                f".json says {hint}: its numbers count in another list of classes; {_NUMBERING}, or write "
+                f".json says {hint}: its numbers index another list of classes; {_NUMBERING}, or write "
                 "wnids for numbers"
             )
-        return tuple(sorted(self._place(name) for name in names))
+        return tuple(sorted(self._label(name) for name in names))
 
     def _name(self, token: Any, hint: str | None) -> str:
-        """The wnid of a token; ``hint`` is one to hold a number to."""
+        """Wnid of a token; ``hint``: the wnid that a number should mean."""
         wnid = _wnid(token)
         if wnid:
             return wnid
@@ -96,18 +95,18 @@ class Labeller:
                 f"its label is the number {token}, and nothing says in which list of classes: {_NUMBERING}; "
                 "or write a wnid such as n01440764 into its .cls or .json"
             )
-        if not 0 <= number < len(self._counted):
+        if not 0 <= number < len(self._numbering):
             raise ValueError(
-                f"its class number {token} is not in 0 … {len(self._counted) - 1}: it counts in another list "
+                f"its class number {token} is not in 0 … {len(self._numbering) - 1}: it indexes another list "
                 f"of classes; {_NUMBERING}"
             )
-        return self._counted[number]
+        return self._numbering[number]
 
     @cached_property
-    def _counted(self) -> tuple[str, ...]:
+    def _numbering(self) -> tuple[str, ...]:
         return tuple(self.places) if self.numbering is None else self.numbering
 
-    def _place(self, wnid: str) -> int:
+    def _label(self, wnid: str) -> int:
         if wnid not in self.places:
             raise ValueError(
                 f"its class {wnid} is none of the {len(self.places)} classes: leave such samples out of the "
@@ -119,9 +118,9 @@ class Labeller:
 def read_samples(
     shard: Path, labeller: Labeller, begin: int = 0, end: int | None = None, *, expected: int | None = None
 ) -> Iterator[Sample]:
-    """Samples number ``begin`` … ``end`` − 1 of a shard.
+    """Read samples ``begin`` … ``end`` − 1 of a shard.
 
-    Where the shard is read to its end there must be ``expected`` samples in it.
+    It is an error if a shard read to its end does not have ``expected`` samples.
     """
     number = 0
     with _opened(shard) as tar:
@@ -149,13 +148,13 @@ def read_samples(
 
 
 def count_samples(shard: Path) -> int:
-    """How many there are, by the names of the members alone."""
+    """Number of samples of a shard, by the names of its members alone."""
     with _opened(shard) as tar:
         return sum(_image_of(parts) is not None for _, parts in _groups(tar, shard))
 
 
 def _groups(tar: tarfile.TarFile, shard: Path) -> Iterator[tuple[str, dict[str, tarfile.TarInfo]]]:
-    """(key, its members by their ending)."""
+    """Samples of a shard: key and members by ending."""
     current = ""
     parts: dict[str, tarfile.TarInfo] = {}
     while (member := tar.next()) is not None:
@@ -174,7 +173,7 @@ def _groups(tar: tarfile.TarFile, shard: Path) -> Iterator[tuple[str, dict[str, 
         parts[kind] = member
     if parts:
         yield _checked(current, parts, shard)
-    # tarfile takes rubbish where a header should be for the end; the true end is a block of zeros.
+    # tarfile takes an invalid header for the end; the true end is a block of zeros.
     assert tar.fileobj is not None
     tar.fileobj.seek(tar.offset)
     if tar.fileobj.read(_BLOCK) != bytes(_BLOCK):
@@ -211,7 +210,7 @@ def _read(tar: tarfile.TarFile, member: tarfile.TarInfo | None) -> bytes | None:
 
 @contextmanager
 def _opened(shard: Path) -> Iterator[tarfile.TarFile]:
-    """A tar file that is open; what goes wrong in reading it becomes an error that names it."""
+    """Open a tar file; errors in reading it name it."""
     try:
         with tarfile.open(shard, "r:") as tar:
             yield tar
@@ -258,7 +257,7 @@ def _number(token: Any) -> int | None:
 
 
 def _wnid_of(file: Any) -> str | None:
-    """That begins the name of a file, or of its folder."""
+    """Wnid at the beginning of the name of a file, or of its folder."""
     found = _WNID_FILE.fullmatch(file) if isinstance(file, str) else None
     return found and found[1]
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hetsngp import metrics
 from hetsngp.data.datasets.synthetic import (
-    NOISE_OF_ITS_OWN,
+    FIXED_NOISE,
     LabelledPoints,
     SyntheticTask,
     compass,
@@ -97,7 +97,7 @@ class SyntheticRun:
     def settings(self) -> dict[str, Any]:
         """All of it, for JSON."""
         settings = asdict(self)
-        return {**settings, "label_noise": None} if self.task in NOISE_OF_ITS_OWN else settings
+        return {**settings, "label_noise": None} if self.task in FIXED_NOISE else settings
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Random numbers that depend on what they are for, not on when they are drawn.
+"""Counter-based random numbers: a hash of seed, corruption, image and position.
 
-A counter is hashed to each number, so an image gets the same noise on every device, in any batch, whatever
-was drawn before: torch's generators promise none of that.
+An image gets the same noise on every device, in any batch, whatever was drawn before; torch's generators
+promise none of that.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111
 BITS = {torch.float32: 24, torch.float64: 53}
 
 
-class Draws:
-    """Numbers for images ``first`` … ``first + count − 1`` of a set, under ``seed``, for one corruption.
+class CounterRNG:
+    """Random numbers for images ``first`` … ``first + count − 1`` of a set, for one corruption.
 
-    Each method takes the name of a stream and the shape for one image, and gives (count, *shape).
+    Each method takes the name of a stream and the shape for one image, and returns (count, *shape).
 
-    >>> both = Draws(0, "fog", 3, first=0, count=2).uniform("square", 4)
-    >>> bool((both[1:] == Draws(0, "fog", 3, first=1, count=1).uniform("square", 4)).all())
+    >>> both = CounterRNG(0, "fog", 3, first=0, count=2).uniform("square", 4)
+    >>> bool((both[1:] == CounterRNG(0, "fog", 3, first=1, count=1).uniform("square", 4)).all())
     True
     """
 
@@ -41,35 +41,35 @@ class Draws:
         self.first, self.count, self.device, self.dtype = first, count, torch.device(device), dtype
 
     def uniform(self, stream: str, *shape: int) -> Tensor:
-        """In [0, 1), on a grid of 2⁻²⁴ (float32) or 2⁻⁵³ (float64)."""
+        """Uniform numbers in [0, 1), on a grid of 2⁻²⁴ (float32) or 2⁻⁵³ (float64)."""
         digest = hashlib.sha256(f"{self.key}/{stream}".encode()).digest()
         key = int.from_bytes(digest[:8], "little", signed=True)
         images = torch.arange(self.first, self.first + self.count, device=self.device)
         start = _mix(key + images * _signed(GOLDEN))
         numbers = torch.arange(1, math.prod(shape) + 1, device=self.device)
         bits = _mix(start[:, None] + numbers * _signed(GOLDEN))
-        kept = BITS[self.dtype]
-        return (_shifted(bits, 64 - kept).to(self.dtype) * 2.0**-kept).view(self.count, *shape)
+        used = BITS[self.dtype]
+        return (_shifted(bits, 64 - used).to(self.dtype) * 2.0**-used).view(self.count, *shape)
 
     def normal(self, stream: str, *shape: int) -> Tensor:
-        """Standard normal, by Box and Muller."""
+        """Standard normal numbers, by Box and Muller."""
         radius, angle = (self.uniform(f"{stream}/{part}", *shape) for part in ("radius", "angle"))
         return (-2 * torch.log1p(-radius)).sqrt_() * torch.cos(2 * math.pi * angle)
 
     def integers(self, stream: str, low: int, high: int, *shape: int) -> Tensor:
-        """In low … high − 1, int64."""
+        """Integers in low … high − 1, int64."""
         return low + (self.uniform(stream, *shape) * (high - low)).long()
 
 
 def _mix(z: Tensor) -> Tensor:
-    """SplitMix64's finaliser on int64, which wraps around like unsigned numbers."""
+    """Finaliser of SplitMix64 on int64, which wraps around like unsigned numbers."""
     z = (z ^ _shifted(z, 30)) * _signed(FIRST)
     z = (z ^ _shifted(z, 27)) * _signed(SECOND)
     return z ^ _shifted(z, 31)
 
 
 def _shifted(z: Tensor, by: int) -> Tensor:
-    """Right by so many bits, zeros from the left."""
+    """Shift right by ``by`` bits, with zeros from the left."""
     return (z >> by) & (2 ** (64 - by) - 1)
 
 
