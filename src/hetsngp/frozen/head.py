@@ -17,7 +17,7 @@ from hetsngp.fitting.lbfgs import MOST_LOOKS
 from hetsngp.fitting.loop import Schedule
 from hetsngp.fitting.progress import Progress, RowProgress, at_a_terminal
 from hetsngp.fitting.tables import GP_LEARNING_RATE, TableFit, TrainingTable, can_precompute, split
-from hetsngp.frozen.features import FeatureSet, extract_features, remembered_features
+from hetsngp.frozen.features import FeatureSet, extract_features
 from hetsngp.models.classifier import Classifier
 from hetsngp.models.components import kind_of
 from hetsngp.models.methods import check_method, check_options, make_head, options_to_save
@@ -65,43 +65,44 @@ def fit_head(
 ) -> PosteriorReport:
     """Train a new head on ``model``'s features, fit its posterior, calibrate it; the backbone is left alone.
 
-    The backbone runs once over ``loader`` and once over ``calibration``, in eval mode; the head never needs
-    it again, and neither does another call with the same loaders: with other ``options`` (those of
-    :class:`hetsngp.models.options.Options`; for a frozen backbone also ``method``) a second head costs only itself.
-    Augmentation in a loader is seen once, and so are its data: after a change inside a loader call
-    ``hetsngp.forget_features(model)``. On a frozen backbone options that were never given have defaults of
-    their own: a GP has ``features="inducing"``, 2,048 of them, and amplitude 5, and sees
-    ``normalization="power"`` of a convolutional network.
+    The backbone runs once over ``loader`` and once over ``calibration``, in eval mode; augmentation in a
+    loader is applied once. To fit several heads run it once for all of them:
+    ``features = hetsngp.extract_features(model, loader)``, and pass ``features`` in place of the loader. On a
+    frozen backbone options that were never given have other defaults than in ``build``: a GP has
+    ``features="inducing"``, 2,048 of them, and amplitude 5, and sees ``normalization="power"`` of a
+    convolutional network.
 
-    Such a GP is brought to the mode of its posterior, all rows at once, by L-BFGS, and its training rows help
-    to set the temperature, each as if it had been left out. Everything else is trained by AdamW; and the GP
-    too if ``epochs``, ``batch_size`` or ``lr`` is given, or if there are very many rows.
+    Such a GP is brought to the MAP estimate by L-BFGS on all examples at once, and its training examples help
+    to set the temperature, by leave-one-out. Everything else is trained by AdamW; and the GP too if
+    ``epochs``, ``batch_size`` or ``lr`` is given, or if there are very many examples.
 
     Args:
         model: Made by :func:`hetsngp.convert` or :func:`hetsngp.build`; its head is replaced at the end.
         loader: Yields (x, y) or (x, y, weight); or features, from :func:`hetsngp.extract_features`.
-        calibration: Held-out data of the same kind, to calibrate by, and to stop AdamW; or the share of the
-            rows to hold out at random. Where that is fewer than 100 rows every row is held out once, in
-            folds, as the scikit-learn estimator does. None, or fewer than 20 rows in all: nothing is
-            calibrated (``report.held_out`` is 0), and AdamW runs all epochs.
-        epochs: Of AdamW, passes over the features, at most; the learning rate follows a cosine to zero over
-            them. None: 50, or as many as make 1,000 steps.
-        batch_size: Of AdamW, rows a step. None: 128.
-        lr: Of AdamW; three times this for the weights of a GP. None: 0.001.
-        weight_decay: For what has no prior of its own.
-        patience: Of AdamW, epochs without a better held-out NLL after which it stops (a fifth of them all
-            where ``epochs`` is None and that is more); the best epoch is kept in either case. None: never.
-        seed: Of the head's initial values, the split, the order of batches and the integration points.
-        progress: Show how far it is; None: at a terminal.
-        **options: Options to change; the others stay as they were, when the model was made or last fitted so.
+        calibration: Held-out data of the same kind, for calibration and for early stopping of AdamW; or the
+            share of the examples to hold out at random. Where that is fewer than 100 examples every example
+            is held out once, in folds, as the scikit-learn estimator does. None, or fewer than 20 examples in
+            all: nothing is calibrated (``report.held_out`` is 0), and AdamW runs all epochs.
+        epochs: Largest number of passes of AdamW over the features; the learning rate follows a cosine to
+            zero over them. None: 50, or as many as make 1,000 steps.
+        batch_size: Examples in a step of AdamW. None: 128.
+        lr: Learning rate of AdamW; three times this for the weights of a GP. None: 0.001.
+        weight_decay: For parameters without a prior.
+        patience: Epochs of AdamW without a lower held-out NLL after which it stops (a fifth of them all where
+            ``epochs`` is None and that is more); the best epoch is kept in either case. None: never.
+        seed: Seed of the head's initial values, the split, the order of batches and the integration points.
+        progress: Whether to show progress; None: at a terminal.
+        **options: Options to change (:class:`hetsngp.models.options.HeadOptions`); the others keep the values
+            of the last ``build``, ``convert`` or ``fit_head``.
 
     >>> import hetsngp, torch
     >>> from torch import nn
     >>> net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
     >>> x = torch.randn(400, 2)
     >>> model = hetsngp.convert(net, example_input=x[:2], freeze=True)
-    >>> report = fit_head(model, [(x, (x[:, 0] > 0).long())], epochs=5)
-    >>> report = fit_head(model, [(x, (x[:, 0] > 0).long())], epochs=5, method="sngp", amplitude=3.0)
+    >>> features = hetsngp.extract_features(model, [(x, (x[:, 0] > 0).long())])
+    >>> report = fit_head(model, features, epochs=5)
+    >>> report = fit_head(model, features, epochs=5, method="sngp", amplitude=3.0)
     >>> model.predict(x).probs.shape
     torch.Size([400, 2])
     """
@@ -191,18 +192,14 @@ def _features(model: Classifier, sample: Classifier, data: Any, where: str, show
     """From the backbone of ``model``, with labels as the head of ``sample`` takes them."""
     if isinstance(data, FeatureSet):
         return data
-
-    def extract() -> FeatureSet:
-        try:
-            batches = len(data)
-        except TypeError:  # a stream
-            batches = None
-        asked = Classifier(model.backbone, sample.head, num_features=model.num_features)
-        asked.training = model.training
-        with RowProgress(f"features of {where}", batches, show) as rows:
-            return extract_features(asked, data, progress=rows.add, where=where)
-
-    return remembered_features(model, data, extract)
+    try:
+        batches = len(data)
+    except TypeError:  # a stream
+        batches = None
+    asked = Classifier(model.backbone, sample.head, num_features=model.num_features)
+    asked.training = model.training
+    with RowProgress(f"features of {where}", batches, show) as rows:
+        return extract_features(asked, data, progress=rows.add, where=where)
 
 
 def _table(sample: Classifier, features: FeatureSet, where: str) -> TrainingTable:

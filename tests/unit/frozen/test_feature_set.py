@@ -235,7 +235,7 @@ def test_a_save_that_fails_leaves_what_was_there(
     file = tmp_path / "features"
     if existing:
         sets()["plain"].save(file)
-    monkeypatch.setattr("hetsngp.io.storage.save_file", fails)
+    monkeypatch.setattr("safetensors.torch.save_file", fails)
     with pytest.raises((OSError, KeyboardInterrupt)):
         sets()["weighted"].save(file)
     assert os.listdir(tmp_path) == (["features"] if existing else [])
@@ -283,7 +283,7 @@ def test_another_file_is_named_and_not_run(
         save_file({**tensors, "z": features.h.clone()}, file)
     else:
         save_file({"h": features.h, "y": features.y[:-1].clone()}, file)
-    with pytest.raises(ValueError, match=r"my\.features is no file of FeatureSet\.save"):
+    with pytest.raises(ValueError, match=r"my\.features was not written by FeatureSet\.save"):
         FeatureSet.load(file)
     assert not (tmp_path / "unpickled").exists()
 

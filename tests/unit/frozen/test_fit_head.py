@@ -28,7 +28,6 @@ import hetsngp
 from hetsngp import FeatureSet, MultiInput, fit_head
 from hetsngp.fitting.loop import train
 from hetsngp.fitting.tables import precomputed
-from hetsngp.frozen.features import REMEMBERED, remembered_features
 from hetsngp.models.methods import METHODS
 from hetsngp.posterior.fit import PosteriorReport
 
@@ -135,14 +134,15 @@ def test_the_backbone_runs_once_over_each_loader(kind: str) -> None:
     report = fit(model, loader, held_out)
     assert seen == [50] * 6 + [60] * 2
     assert (report.count, report.held_out) == (300, 120)
-    changes: list[dict[str, Any]] = [{"amplitude": 3.0}, {"rank": 1, "epochs": 3}, {"method": "sngp"}]
-    for options in changes if kind == "list" else changes[-1:]:
-        again = fit(model, loader, held_out, **options)
-        assert (again.count, again.held_out) == (300, 120)
-    fit(model, loader, ONE_PART)  # the same training data, split another way
-    assert len(seen) == 8
-    fit(model, batches(), held_out)
-    assert seen[8:] == [50] * 6
+
+
+def test_each_call_with_a_loader_runs_the_backbone_again() -> None:
+    """Nothing is kept between calls, so that a change of the data or of the network is never missed."""
+    model, loader = converted(), batches()
+    fit(model, loader)
+    seen = rows_through(model)
+    fit(model, loader)
+    assert seen == [50] * 6
 
 
 def test_features_that_were_computed_before_need_no_backbone() -> None:
@@ -150,10 +150,18 @@ def test_features_that_were_computed_before_need_no_backbone() -> None:
     features, held_out = (hetsngp.extract_features(model, b) for b in (batches(), batches(X2, Y2)))
     seen = rows_through(model)
     report = fit(model, features, held_out)
-    assert seen == []
     other = converted()
     assert fit(other, batches(), batches(X2, Y2)) == report
+    seen.clear()
     assert same_bits(model.predict(X), other.predict(X))
+    assert seen == [300]
+    seen.clear()
+    changes: list[dict[str, Any]] = [{"amplitude": 3.0}, {"rank": 1, "epochs": 3}, {"method": "sngp"}]
+    for options in changes:
+        again = fit(model, features, held_out, **options)
+        assert (again.count, again.held_out) == (300, 120)
+    fit(model, features, ONE_PART)  # the same training data, split another way
+    assert seen == []
 
 
 def step(model: hetsngp.Classifier) -> None:
@@ -202,73 +210,41 @@ CHANGES: dict[str, tuple[bool, Callable[[hetsngp.Classifier], None]]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_backbone_that_changed_runs_again(change: str) -> None:
-    """And the new head is that of the features as they are now."""
+def test_a_backbone_that_changed_gives_other_features(change: str) -> None:
+    """The new head is fitted on the features as they are now."""
     freeze, act = CHANGES[change]
     model, loader = converted(freeze=freeze), batches()
     fit(model, loader)
-    seen = rows_through(model)
-    fit(model, loader)
-    assert seen == []
     act(model)
-    seen.clear()
     fit(model, loader)
-    assert seen == [50] * 6
-    other = copy.deepcopy(model)  # which remembers nothing
+    other = copy.deepcopy(model)
     fit(other, batches())
     assert same_bits(model.predict(X), other.predict(X))
 
 
-def test_a_tensor_that_was_replaced_twice_is_no_old_friend() -> None:
-    """A new tensor may get the address of one that is gone."""
-    model, loader = converted(), batches()
-    layer = model.backbone.get_submodule("network.0")
-    fit(model, loader)
-    seen = rows_through(model)
-    for _ in range(10):
-        seen.clear()
-        first, second = torch.randn(16), torch.randn(16)
-        layer.bias = nn.Parameter(first)
-        layer.bias = nn.Parameter(second)
-        fit(model, loader)
-        assert seen == [50] * 6
-
-
-def test_features_are_forgotten_on_request() -> None:
-    model, loader = converted(), batches()
-    fit(model, loader)
-    seen = rows_through(model)
-    hetsngp.forget_features(model)
-    hetsngp.forget_features(model)  # nothing left to forget, and that is fine
-    assert not seen
-    fit(model, loader)
-    assert seen == [50] * 6
-
-
-def test_features_die_with_the_backbone_and_take_the_loader_along() -> None:
+def test_a_loader_that_changed_gives_other_features() -> None:
     model, loader = converted(), Stream(batches())
     fit(model, loader)
-    remembered = remembered_features(model, loader)
-    gone = [weakref.ref(each) for each in (model, model.backbone, loader, remembered, remembered.h)]
-    del model, loader, remembered
+    loader.items = batches(X2, Y2)
+    assert fit(model, loader).count == 120
+
+
+def test_nothing_keeps_the_backbone_or_the_loader_alive() -> None:
+    model, loader = converted(), Stream(batches())
+    fit(model, loader)
+    gone = [weakref.ref(each) for each in (model, model.backbone, loader)]
+    del model, loader
     gc.collect()
-    assert [ref() for ref in gone] == [None] * 5
+    assert [ref() for ref in gone] == [None] * 3
 
 
-def test_the_last_few_data_sets_are_remembered() -> None:
+def test_forget_features_has_nothing_to_do() -> None:
     model = converted()
-    loaders = [batches() for _ in range(REMEMBERED + 1)]
-    for loader in loaders:
-        fit(model, loader)
-    seen = rows_through(model)
-    for loader in loaders[1:]:
-        fit(model, loader)
-    assert seen == []
-    fit(model, loaders[0])
-    assert seen == [50] * 6
+    with pytest.warns(DeprecationWarning, match=r"pass fit_head the result of hetsngp\.extract_features"):
+        hetsngp.forget_features(model)
 
 
-def test_a_loader_that_broke_off_is_not_remembered() -> None:
+def test_a_loader_that_broke_off_can_be_used_again() -> None:
     model = converted()
     loader = Stream([*batches(), "no batch"])
     with pytest.raises(TypeError, match="got str"):
@@ -316,18 +292,15 @@ def test_every_module_of_the_backbone_keeps_its_own_mode() -> None:
 
 
 def test_dropout_is_off_while_features_are_made() -> None:
-    """Of a network without buffers, whose features would be remembered as they fell."""
-
     def make() -> nn.Module:
         return nn.Sequential(nn.Linear(2, 12), nn.Dropout(0.5), nn.Linear(12, 3))
 
     model = converted("deterministic", freeze=False, make=make).train()
-    fit(model, loader := batches())
-    seen = rows_through(model)
-    features = remembered_features(model, loader)
-    assert seen == []
+    seen: list[Tensor] = []
+    model.backbone.register_forward_hook(lambda _, args, h: seen.append(h))
+    fit(model, batches())
     layer = model.backbone.get_submodule("network.0")
-    torch.testing.assert_close(features.h, X @ layer.weight.mT + layer.bias)
+    torch.testing.assert_close(torch.cat(seen), X @ layer.weight.mT + layer.bias)
 
 
 def test_what_the_model_knows_afterwards() -> None:
@@ -736,7 +709,7 @@ def test_the_link_may_change_with_the_head() -> None:
     assert not model.head.sigmoid
     with pytest.raises(ValueError, match="link='sigmoid' takes multi-hot labels"):
         fit(model, one, link="sigmoid")
-    assert seen == [50] * 12
+    assert seen == [50] * 13  # wrong labels are found in the first batch
 
 
 class LikeHuggingFace(nn.Module):
