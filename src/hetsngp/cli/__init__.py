@@ -52,11 +52,11 @@ def make_app() -> Any:
     )
     def top(
         version: bool = typer.Option(
-            False, "--version", callback=show_version, is_eager=True, help="Show the version."
+            False, "--version", callback=show_version, is_eager=True, help="Show the version and exit."
         ),
-        debug: bool = typer.Option(False, "--debug", help="Show where an error came from."),
+        debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
     ) -> None:
-        """Two honest kinds of doubt for any PyTorch classifier."""
+        """Train, evaluate and use image classifiers that separate data uncertainty from model uncertainty."""
 
     for name in COMMANDS:
         importlib.import_module(f"hetsngp.cli.{name}_command").add(app)

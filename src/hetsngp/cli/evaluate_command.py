@@ -1,12 +1,12 @@
 """``hetsngp evaluate``."""
 
-# No postponed annotations: typer reads them where the command is made, in a scope that has imported it.
+# No `from __future__ import annotations`: typer reads the annotations, which name a local import.
 from pathlib import Path
 from typing import Annotated, Any
 
 
 def add(app: Any) -> None:
-    """Enter the command."""
+    """Add the command to the application."""
     import typer
 
     @app.command(
@@ -14,51 +14,57 @@ def add(app: Any) -> None:
         "--corrupted cifar100-c"
     )
     def evaluate(
-        run: Annotated[Path, typer.Argument(help="Folder of a run that `hetsngp train` has finished.")],
+        run: Annotated[
+            Path, typer.Argument(metavar="RUN", help="Folder of a finished run of `hetsngp train`.")
+        ],
         ood: Annotated[
             list[str] | None,
             typer.Option(
                 metavar="NAME=SET",
-                help="A set unlike the training data: what to call it = its name (hetsngp data) or folder.",
+                help="Out-of-distribution images: a name for the report, and a data set (hetsngp data) or "
+                "folder. May be repeated.",
             ),
         ] = None,
         corrupted: Annotated[
             str | None,
             typer.Option(
                 metavar="SET",
-                help="cifar10-c, cifar100-c, imagenet-c, or made: of the test images, by our code.",
+                help="Corrupted test images: cifar10-c, cifar100-c, imagenet-c, or made (computed from the "
+                "test images).",
             ),
         ] = None,
         data: Annotated[
             str | None,
             typer.Option(
-                metavar="SET", help="Labelled images in place of the test images of the training's own set."
+                metavar="SET", help="Labelled images to use instead of the test split of the training data."
             ),
         ] = None,
         out: Annotated[
             Path | None, typer.Option(help="Folder for the report; default: RUN/evaluation.", file_okay=False)
         ] = None,
         limit: Annotated[
-            int | None, typer.Option(min=1, help="So many images of each set, for a quick look.")
+            int | None, typer.Option(min=1, help="Number of images of each set, for a quick look.")
         ] = None,
-        batch_size: Annotated[int, typer.Option(min=1)] = 500,
+        batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 500,
         quick: Annotated[
             bool,
             typer.Option(
-                "--quick", help="Corrupted sets without their doubts: several times faster with a GP."
+                "--quick", help="No uncertainties of corrupted images: several times faster with a GP."
             ),
         ] = False,
-        device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1; auto: a GPU if there is one.")] = "auto",
+        device: Annotated[
+            str, typer.Option(help="cpu, cuda, cuda:1, or auto: a GPU if there is one.")
+        ] = "auto",
     ) -> None:
-        """How accurate, how calibrated, and how well it knows what it does not know: a report with pictures.
+        """Measure accuracy, calibration and OOD detection of a run.
 
-        Writes report.md, report.json and pictures. What is finished is kept, so an interrupted evaluation
-        goes on. docs/evaluation.md defines every number.
+        Writes report.md, report.json and figures. Finished parts are kept: run the same command again to
+        resume. docs/evaluation.md defines every number.
         """
         from hetsngp.evaluation.run_evaluation import RunSets, evaluate_run
         from hetsngp.serving.bundle import find_device
 
-        sets = RunSets(data, _named(ood or []), corrupted, limit)
+        sets = RunSets(data, _parse_ood(ood or []), corrupted, limit)
         folder = out or run / (
             "evaluation" if data is None else f"evaluation-{Path(data).name.replace(':', '-')}"
         )
@@ -66,10 +72,10 @@ def add(app: Any) -> None:
             run, sets, folder, batch_size=batch_size, quick=quick, device=find_device(device)
         )
         print(report)
-        print(f"wrote {folder / 'report.md'} and its pictures, {folder / 'report.png'} among them")
+        print(f"wrote {folder / 'report.md'} and figures such as {folder / 'report.png'}")
 
 
-def _named(texts: list[str]) -> dict[str, str]:
+def _parse_ood(texts: list[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for text in texts:
         name, equals, spec = text.partition("=")
@@ -78,6 +84,6 @@ def _named(texts: list[str]) -> dict[str, str]:
         if not name or not spec:
             raise ValueError(f"--ood takes NAME=SET, e.g. near=cifar10, got {text!r}")
         if name in found:
-            raise ValueError(f"--ood has the name {name!r} twice: call one of the sets something else")
+            raise ValueError(f"--ood has the name {name!r} twice: give each set its own name")
         found[name] = spec
     return found

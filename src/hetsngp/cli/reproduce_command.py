@@ -1,6 +1,6 @@
 """``hetsngp reproduce``."""
 
-# No postponed annotations: typer reads them where the command is made, in a scope that has imported it.
+# No `from __future__ import annotations`: typer reads the annotations, which name a local import.
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +18,7 @@ TABLES = (
 
 
 def add(app: Any) -> None:
-    """Enter the command."""
+    """Add the command to the application."""
     import typer
 
     @app.command(
@@ -26,40 +26,44 @@ def add(app: Any) -> None:
         "--set schedule.epochs=30"
     )
     def reproduce(
-        table: Annotated[str, typer.Argument(help=f"{', '.join(TABLES)}.", metavar="TABLE")],
+        table: Annotated[str, typer.Argument(help=f"One of {', '.join(TABLES)}.", metavar="TABLE")],
         out: Annotated[
             Path,
             typer.Option(
-                help="Folder for runs and results; tables in one folder share runs.", file_okay=False
+                help="Folder for runs and results; tables in the same folder share runs.", file_okay=False
             ),
         ] = Path("runs/reproduce"),
         seeds: Annotated[
-            int | None, typer.Option(min=1, help="Runs of each row; default: as many as the paper's.")
+            int | None, typer.Option(min=1, help="Number of seeds per row; default: as many as in the paper.")
         ] = None,
-        methods: Annotated[str | None, typer.Option(help="Some rows only: methods, commas between.")] = None,
+        methods: Annotated[
+            str | None, typer.Option(help="Only the rows of these methods, separated by commas.")
+        ] = None,
         change: Annotated[
             list[str] | None,
             typer.Option(
                 "--set",
                 metavar="KEY=VALUE",
-                help="Of every recipe, e.g. schedule.epochs=3; the table says so.",
+                help="Change a key of every recipe, e.g. schedule.epochs=3; the table lists the changes.",
             ),
         ] = None,
         far: Annotated[
             str,
             typer.Option(
-                metavar="SET", help="Far-OOD set of cifar100; scenes where Places365 is not at hand."
+                metavar="SET", help="Far-OOD set of the table cifar100; scenes where Places365 is missing."
             ),
         ] = "places365",
         dry_run: Annotated[
-            bool, typer.Option("--dry-run", help="Say what would run and what is finished; train nothing.")
+            bool,
+            typer.Option("--dry-run", help="List the runs and whether they are finished; train nothing."),
         ] = False,
     ) -> None:
-        """Run a table of the paper, and print ours beside the paper's with standard errors.
+        """Reproduce a table of the paper.
 
-        Recipes times seeds, each trained once and kept: interrupted, the same command goes on. Writes
-        OUT/TABLE.md, TABLE.json and TABLE.png (of some rows TABLE-ROWS.md …). `hetsngp recipes` has the
-        settings and what they cost.
+        Trains every recipe of the table with every seed, and prints our results beside the paper's with
+        standard errors. Finished runs are kept: run the same command again to resume. Writes OUT/TABLE.md,
+        TABLE.json and TABLE.png (TABLE-ROWS.md … with --methods). `hetsngp recipes` shows the settings and
+        their cost.
         """
         from hetsngp.paper import plan_of
         from hetsngp.paper import reproduce as run_table

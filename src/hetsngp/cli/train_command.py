@@ -1,13 +1,13 @@
 """``hetsngp train``."""
 
-# No postponed annotations: typer reads them where the command is made, in a scope that has imported it.
+# No `from __future__ import annotations`: typer reads the annotations, which name a local import.
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 
 def add(app: Any) -> None:
-    """Enter the command."""
+    """Add the command to the application."""
     import typer
 
     @app.command(
@@ -16,38 +16,41 @@ def add(app: Any) -> None:
     def train(
         recipe: Annotated[
             str,
-            typer.Argument(help="A .toml file, or a name that `hetsngp recipes` lists.", metavar="RECIPE"),
+            typer.Argument(help="A .toml file, or a name listed by `hetsngp recipes`.", metavar="RECIPE"),
         ],
         change: Annotated[
             list[str] | None,
             typer.Option(
                 "--set",
                 metavar="KEY=VALUE",
-                help="In place of what the recipe says: schedule.epochs=3; docs/recipes.md has all keys.",
+                help="Change a key of the recipe, e.g. schedule.epochs=3; docs/recipes.md lists all keys. "
+                "May be repeated.",
             ),
         ] = None,
         out: Annotated[
             Path | None,
             typer.Option(
-                help="Folder of the run; default: runs/RECIPE. The same command goes on in it.",
+                help="Folder of the run; default: runs/RECIPE.",
                 file_okay=False,
             ),
         ] = None,
         changed: Annotated[
-            bool, typer.Option("--changed", help="Go on from a checkpoint made with another schedule.")
+            bool,
+            typer.Option("--changed", help="Resume from a checkpoint that was made with another schedule."),
         ] = False,
     ) -> None:
-        """Train on images, fit the posterior, calibrate, and save a model that predicts and is evaluated.
+        """Train a classifier on images by a recipe.
 
-        Writes OUT/model (for hetsngp.load, evaluate and predict), summary.json, curves.png, metrics.csv and
-        TensorBoard's files. Kill it, and the same command goes on. On several GPUs or nodes start it as it
-        is, with --set hardware.devices=4, or by torchrun or srun: docs/training.md.
+        Trains, fits the posterior, calibrates, and writes OUT/model (for evaluate, predict and hetsngp.load),
+        summary.json, curves.png, metrics.csv and TensorBoard logs. Run the same command again to resume an
+        interrupted training. For several GPUs or nodes add --set hardware.devices=4, or start it by torchrun
+        or srun: docs/training.md.
         """
         from hetsngp.training.recipes.recipe import read_recipe
 
-        said, note = read_recipe(recipe, change or []).on_this_machine()
-        folder = out or Path("runs") / said.name.replace("/", "-")
-        _train(said, folder, note, changed)
+        chosen, note = read_recipe(recipe, change or []).on_this_machine()
+        folder = out or Path("runs") / chosen.name.replace("/", "-")
+        _train(chosen, folder, note, changed)
 
 
 def _train(recipe: Any, folder: Path, note: str | None, changed: bool) -> None:
@@ -71,7 +74,7 @@ def _train(recipe: Any, folder: Path, note: str | None, changed: bool) -> None:
 
 
 def _next(folder: Path, *, has_test: bool) -> str:
-    """To be copied into a shell."""
+    """Next commands, quoted for a shell."""
     run = shlex.quote(str(folder))
     data = "" if has_test else " --data SET"
     load = f"hetsngp.load({str(folder / 'model')!r})"
@@ -85,10 +88,10 @@ def _measured(part: str, accuracy: float, nll: float, ece: float, examples: int)
 def _verdicts(**thresholds: Any) -> str:
     from hetsngp.serving.decisions import Thresholds, unused_verdicts
 
-    never = unused_verdicts(Thresholds.of_dict(thresholds))
+    messages = unused_verdicts(Thresholds.of_dict(thresholds))
     if thresholds["confident"] is not None:
-        said = f"{thresholds['coverage']:.0%} of the held-out images would be called confident"
+        text = f"{thresholds['coverage']:.0%} of the held-out images would be called confident"
         if thresholds["accuracy"] is not None:
-            said += f", and {thresholds['accuracy']:.1%} of these are classified correctly"
-        never.insert(0, said)
-    return "; ".join(never)
+            text += f", and {thresholds['accuracy']:.1%} of these are classified correctly"
+        messages.insert(0, text)
+    return "; ".join(messages)

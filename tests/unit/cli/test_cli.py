@@ -404,7 +404,7 @@ def test_train_makes_a_model_and_goes_on(pictures: Path, tmp_path: Path) -> None
         assert min(picture.size) > 300
 
     other = train(pictures, "--out", out, *settings, "schedule.lr=0.01")
-    refused(other, "another plan")
+    refused(other, "another configuration")
     assert "lr 0.05, now 0.01" in other.output
     for change in ("held_out=0.3", "batch_size=20", "method=sngp", "options.rank=2"):
         refused(train(pictures, "--out", out, *settings, change, "--changed"), "holds a run on other data")
