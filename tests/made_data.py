@@ -1,8 +1,8 @@
-"""Tiny data sets in the layouts of the real ones, for tests of a whole road: training, tables, commands.
+"""Tiny data sets in the layouts of the real ones, for end-to-end tests: training, tables, commands.
 
-Every class has a colour of its own under noise, so that a network learns it in a few steps. CIFAR is held to
-its 50,000 and 10,000 images wherever it is opened: :func:`small_cifar` tells this process that it has fewer,
-:attr:`Made.command` a process of its own.
+Every class has its own colour under noise, so that a network learns it in a few steps. CIFAR must have
+50,000 and 10,000 images: :func:`small_cifar` lowers these numbers in this process, :attr:`Made.command` in
+another.
 """
 
 import colorsys
@@ -25,9 +25,9 @@ from hetsngp.data.datasets.places import CATEGORIES, LISTS
 from hetsngp.data.datasets.synsets import wnids
 
 TEDDY = "n04399382"
-"""Of the 1,000 classes the one that is none of the 21,843; it is among ImageNet-A's, not among -R's."""
+"""The one of the 1,000 classes that is not among the 21,843; ImageNet-A has it, ImageNet-R does not."""
 ORGANISM = "n00004475"
-"""Of the 21,843 and none of the 1,000: the second label of images that have several."""
+"""One of the 21,843 classes, not of the 1,000: the second label of multi-label images."""
 PLACES = ("/a/airfield", "/a/apartment_building/outdoor", "/z/zen_garden")
 SCENES = ("airport", "kitchen")
 PHOTOS = ("blue", "green", "red", "yellow")
@@ -35,18 +35,18 @@ PHOTOS = ("blue", "green", "red", "yellow")
 
 @dataclass(frozen=True)
 class Made:
-    """What was written below ``root``, in the order in which it is opened."""
+    """Sets written below ``root``; labels are in the order in which a set is opened."""
 
     root: Path
     wnids: tuple[str, ...]
     """The classes of ImageNet that have images."""
     corruptions: tuple[str, ...]
     severities: tuple[int, ...]
-    """Of ImageNet-C; the files of CIFAR-C have all five."""
+    """Severities of ImageNet-C; the files of CIFAR-C have all five."""
     sizes: dict[str, int]
-    """Images of CIFAR's splits."""
+    """Number of images of CIFAR's splits."""
     labels: dict[tuple[str, str], list[int]] = field(default_factory=dict)
-    """(set, split) → labels; of corrupted sets, those of each."""
+    """(set, split) → labels; for corrupted sets, those of each corruption and severity."""
     several: dict[str, list[list[int]]] = field(default_factory=dict)
     """Labels of ImageNet-21k's splits."""
 
@@ -61,7 +61,7 @@ class Made:
 
 
 def small_cifar(monkeypatch: pytest.MonkeyPatch, made: Made) -> None:
-    """So that CIFAR is complete with what was made."""
+    """Make CIFAR complete with the images that were written."""
     monkeypatch.setattr(cifar, "SIZES", made.sizes)
 
 
@@ -75,10 +75,10 @@ def made_data(
     severities: Sequence[int] = SEVERITIES,
     shards: bool = False,
 ) -> Made:
-    """All sets of the paper below ``root``, and ``photos``, a folder of one's own.
+    """Write all sets of the paper below ``root``, and ``photos``, a folder of a user's images.
 
-    Of each of ``classes`` (at least 2) there are ``images`` to train on and half as many to test, files of
-    ``size`` pixels and a little more; a corrupted set has one of each. ``shards``: ImageNet-21k as tar files.
+    Each of ``classes`` (at least 2) has ``images`` to train on and half as many to test, files of ``size``
+    pixels and a little more; a corrupted set has one of each. ``shards``: ImageNet-21k as tar files.
     """
     pytest.importorskip("PIL.Image")
     common = [w for w in wnids("imagenet") if w in set(wnids("imagenet-a")) & set(wnids("imagenet-r"))]
@@ -103,7 +103,7 @@ def made_data(
 
 
 class Painter:
-    """Pictures of a class: its hue, under noise, from numbers that a seed decides."""
+    """Images of a class: its hue, under noise, from seeded random numbers."""
 
     def __init__(self, size: int, classes: int) -> None:
         self.size, self.classes = size, classes
@@ -144,7 +144,7 @@ class _Writer:
         files: str,
         noise: float = 30.0,
     ) -> None:
-        """A folder for each class, whose label is its place among the ``known``; ``files`` "3.png": three."""
+        """Write a folder for each class, labelled by its index in ``known``; ``files`` "3.png": 3 each."""
         count, ending = files.split(".")
         for place, title in enumerate(classes):
             (folder / title).mkdir(parents=True)
@@ -183,7 +183,7 @@ class _Writer:
         self.made.several.setdefault(split, []).append(sorted(known.index(label) for label in labels))
 
     def imagenet21k(self) -> None:
-        """In folders, with lists."""
+        """ImageNet-21k in folders, with lists."""
         for split, name in (("train", "train"), ("test", "val")):
             folder, lines = self.made.root / "imagenet21k" / name, []
             for number in range(self.counts[split]):
@@ -196,7 +196,7 @@ class _Writer:
             (folder / LABELS).write_text("".join(lines), encoding="utf-8")
 
     def imagenet21k_shards(self) -> None:
-        """As many shards as a class has images, so that whole ones can be held out."""
+        """ImageNet-21k in shards, one for each image of a class, so that some can be held out."""
         for split, name in (("train", "train"), ("test", "val")):
             folder = self.made.root / "imagenet21k" / name
             folder.mkdir(parents=True)
@@ -224,17 +224,17 @@ class _Writer:
                 places = self.painter.random.permutation(np.repeat(np.arange(classes), count))
                 pixels = np.stack([self.painter.paint(place, size=cifar.SIDE) for place in places])
                 planes = pixels.transpose(0, 3, 1, 2).reshape(len(places), -1)
-                # Before the label that counts CIFAR-100 has a coarse one, which nobody reads.
+                # CIFAR-100 has a coarse label, which is not read, before the fine one.
                 labels = np.repeat(spread[places][:, None], layout.label_bytes, 1)
                 records, files = np.concatenate([labels, planes], 1), layout.files[split]
                 for file, part in zip(files, np.array_split(records, len(files)), strict=True):
                     part.tofile(folder / f"{file}.bin")
                 self.made.labels[name, split] = spread[places].tolist()
             self._cifar_c(f"{name}-c", pixels)
-        self._peoples_labels()
+        self._human_labels()
 
     def _cifar_c(self, name: str, clean: np.ndarray) -> None:
-        """Of the test images, five severities of noise one after another."""
+        """CIFAR-C of the test images: five severities of noise one after another."""
         folder, labels = self.made.root / FOLDERS[name], self.made.labels[name.removesuffix("-c"), "test"]
         folder.mkdir()
         np.save(folder / "labels.npy", np.tile(np.array(labels, np.uint8), len(SEVERITIES)))
@@ -245,14 +245,14 @@ class _Writer:
             np.save(folder / f"{corruption}.npy", pixels.reshape(-1, *clean.shape[1:]))
         self.made.labels[name, "test"] = labels
 
-    def _peoples_labels(self) -> None:
+    def _human_labels(self) -> None:
         """CIFAR-10N, every fourth of "worse" wrong, and CIFAR-10H, where all voters agree."""
         labels, folder = self.made.labels, self.made.root / "cifar10"
         clean = np.array(labels["cifar10", "train"])
         wrong = np.where(np.arange(len(clean)) % 4 == 0, (clean + 1) % 10, clean)
-        people = {f"c10_{key}": wrong if name == "worse" else clean for name, key in CIFAR10N_KEYS.items()}
+        human = {f"c10_{key}": wrong if name == "worse" else clean for name, key in CIFAR10N_KEYS.items()}
         folder.mkdir()
-        np.savez(folder / "cifar_n.npz", **people)
+        np.savez(folder / "cifar_n.npz", **human)
         votes = 50 * np.eye(10, dtype=np.int64)[labels["cifar10", "test"]]
         np.savez(folder / "cifar10h_counts.npz", counts=votes)
         labels["cifar10n", "train"] = wrong.tolist()

@@ -29,7 +29,7 @@ TITLES = {"cifar": "CIFAR-C", "imagenet": "ImageNet-C"}
 
 
 def photograph(side: int) -> Tensor:
-    """(1, 3, side, side): the middle of the photograph."""
+    """(1, 3, side, side): centre crop of the photograph."""
     from sklearn.datasets import load_sample_image
 
     picture = Image.fromarray(load_sample_image("china.jpg"))
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument(
         "--data", default=None, help="a data set of hetsngp.data.datasets.registry: its test images"
     )
-    parser.add_argument("--number", type=int, default=0, help="of the image in that set")
+    parser.add_argument("--number", type=int, default=0, help="index of the image in that set")
     parser.add_argument(
         "--size", type=int, default=None, help="pixels, where the set has files of many sizes"
     )

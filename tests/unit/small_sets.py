@@ -1,4 +1,4 @@
-"""Tiny data sets in the layouts of the real ones; every writer gives back what it wrote."""
+"""Tiny data sets in the layouts of the real ones; every writer returns the pixels that it wrote."""
 
 import pickle
 from pathlib import Path
@@ -18,7 +18,7 @@ def random_bytes(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def make_cifar_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that CIFAR-10 is complete with 20 and 10 images."""
+    """Make CIFAR-10 complete with 20 and 10 images."""
     monkeypatch.setattr(cifar, "SIZES", CIFAR_SIZES)
 
 
@@ -27,7 +27,7 @@ def cifar10_labels(split: str) -> np.ndarray:
 
 
 def write_cifar10(root: Path) -> dict[str, np.ndarray]:
-    """torchvision's folder; pixels (n, 3, 32, 32) of each split."""
+    """Write torchvision's folder; returns pixels (n, 3, 32, 32) of each split."""
     folder = root / "cifar-10-batches-py"
     folder.mkdir(parents=True)
     names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -44,13 +44,13 @@ def write_cifar10(root: Path) -> dict[str, np.ndarray]:
 
 
 def write_image(file: Path, pixels: np.ndarray) -> None:
-    """(H, W, 3) bytes, without loss if the ending allows it."""
+    """Write (H, W, 3) bytes, without loss if the ending allows it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(file, **({"lossless": True} if file.suffix == ".webp" else {}))
 
 
 def write_scenes(root: Path) -> np.ndarray:
-    """(4, 64, 64, 3), two airports and two kitchens."""
+    """Write two airports and two kitchens, (4, 64, 64, 3)."""
     pixels = random_bytes(4, 64, 64, 3)
     names = ("airport/sun_a", "airport/sun_b", "kitchen/sun_a", "kitchen/sun_c")
     for name, image in zip(names, pixels, strict=True):
@@ -59,7 +59,7 @@ def write_scenes(root: Path) -> np.ndarray:
 
 
 def write_svhn(folder: Path, split: str, digits: list[int]) -> np.ndarray:
-    """(32, 32, 3, N), as the authors have it; 0 is written 10."""
+    """Write (32, 32, 3, N), the authors' order; the label of 0 is 10."""
     scipy_io = pytest.importorskip("scipy.io")
     folder.mkdir(parents=True, exist_ok=True)
     pixels = random_bytes(32, 32, 3, len(digits), seed=len(digits))
@@ -69,7 +69,7 @@ def write_svhn(folder: Path, split: str, digits: list[int]) -> np.ndarray:
 
 
 def write_cifar_c(folder: Path, corruptions: list[str], count: int, classes: int) -> dict[str, np.ndarray]:
-    """(5·count, 32, 32, 3) for each corruption, and labels.npy."""
+    """Write (5·count, 32, 32, 3) for each corruption, and labels.npy."""
     folder.mkdir(parents=True)
     np.save(folder / "labels.npy", np.tile(np.arange(count, dtype=np.uint8) % classes, 5))
     written = {

@@ -252,7 +252,7 @@ def test_overlays_larger_than_the_images_stay_as_they_are(tmp_path: Path) -> Non
 
 
 def test_the_real_overlays_fit_images_of_64_pixels(data_root: Path) -> None:
-    """Of which CIFAR's constants make 63 pixels."""
+    """The smallest overlay has 63 pixels with CIFAR's constants."""
     if not (data_root / "frost").is_dir():
         pytest.skip("no frost in HETSNGP_DATA")
     sets = corrupted_images(some_images(20, 64), ["frost"], root=data_root)
@@ -428,8 +428,8 @@ def test_evaluate_measures_every_set_and_never_holds_two(tmp_path: Path, made: l
     overlays, errors, nll = load_frost(tmp_path), [], {}
     for name, severity in found:
         frost = overlays if name == "frost" else None
-        damaged = corrupt(clean.images, name, severity, seed=3, frost=frost)
-        x = (damaged.double() / 255 - mean[:, None, None]) / std[:, None, None]
+        corrupted = corrupt(clean.images, name, severity, seed=3, frost=frost)
+        x = (corrupted.double() / 255 - mean[:, None, None]) / std[:, None, None]
         probs = model.predict(x.float()).probs
         quality = found[name, severity].quality
         assert quality.examples == 20
@@ -453,14 +453,14 @@ def test_evaluate_measures_every_set_and_never_holds_two(tmp_path: Path, made: l
 def test_a_fingerprint_tells_sets_apart() -> None:
     images = some_images()
     sets = corrupted_images(images, ["fog", "contrast"])
-    told = sets.fingerprint(("fog", 3))
-    assert told == corrupted_images(some_images(), ["fog"]).fingerprint(("fog", 3))
-    assert told != sets.fingerprint(("fog", 4))
-    assert told != corrupted_images(images, ["fog"], seed=1).fingerprint(("fog", 3))
-    assert told != corrupted_images(images, ["fog"], constants="imagenet").fingerprint(("fog", 3))
-    assert told != corrupted_images(some_images(seed=1), ["fog"]).fingerprint(("fog", 3))
+    fingerprint = sets.fingerprint(("fog", 3))
+    assert fingerprint == corrupted_images(some_images(), ["fog"]).fingerprint(("fog", 3))
+    assert fingerprint != sets.fingerprint(("fog", 4))
+    assert fingerprint != corrupted_images(images, ["fog"], seed=1).fingerprint(("fog", 3))
+    assert fingerprint != corrupted_images(images, ["fog"], constants="imagenet").fingerprint(("fog", 3))
+    assert fingerprint != corrupted_images(some_images(seed=1), ["fog"]).fingerprint(("fog", 3))
     relabelled = ImageArrays(images.images, (images.labels + 1) % 3, images.class_names)
-    assert told != corrupted_images(relabelled, ["fog"]).fingerprint(("fog", 3))
+    assert fingerprint != corrupted_images(relabelled, ["fog"]).fingerprint(("fog", 3))
 
 
 def test_mapped_sets_are_known_only_with_what_decides_the_function() -> None:

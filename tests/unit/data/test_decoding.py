@@ -86,7 +86,7 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 8, 13, 40])
-def test_the_middle_is_torchvisions(size: int) -> None:
+def test_the_centre_crop_is_torchvisions(size: int) -> None:
     v2 = pytest.importorskip("torchvision.transforms.v2")
     theirs = v2.Compose([v2.Resize(size, antialias=True), v2.CenterCrop(size), v2.PILToTensor()])
     for height, width in [(8, 8), (8, 9), (9, 8), (13, 29), (29, 12), (40, 41), (7, 100), (100, 3)]:

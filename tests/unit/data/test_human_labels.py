@@ -1,4 +1,4 @@
-"""People's labels come to the images they were given for, from the authors' files, and run no code."""
+"""Human labels are matched to their images, from the authors' files, and run no code."""
 
 import os
 import zipfile
@@ -21,7 +21,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     make_cifar_small(monkeypatch)
 
 
-def people(count: int, kind: Any = np.int64) -> dict[str, np.ndarray]:
+def human_labels(count: int, kind: Any = np.int64) -> dict[str, np.ndarray]:
     """The authors' dict, every list another."""
     draws = np.random.default_rng(0)
     return {key: draws.integers(0, 10, count).astype(kind) for key in CIFAR10N_KEYS.values()}
@@ -36,7 +36,7 @@ def write_legacy(file: Path, content: Any) -> None:
 
 
 def write_old_numpy(file: Path, content: Any) -> None:
-    """As NumPy 1 wrote it: the module of one function had another name."""
+    """A file written by NumPy 1, where the module of one function had another name."""
     torch.save(content, file)
     with zipfile.ZipFile(file) as archive:
         entries = {name: archive.read(name) for name in archive.namelist()}
@@ -68,7 +68,7 @@ def write_npz(file: Path, content: dict[str, np.ndarray]) -> None:
 def test_the_labels_are_those_that_went_in(
     write: Callable[[Path, Any], None], place: str, kind: Any, tmp_path: Path
 ) -> None:
-    content = people(50_000, kind)
+    content = human_labels(50_000, kind)
     (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
     write(tmp_path / place, content)
     labels = load_cifar10n(tmp_path)
@@ -82,7 +82,7 @@ def test_the_labels_are_those_that_went_in(
 @pytest.mark.usefixtures("small")
 def test_images_get_the_labels_asked_for(tmp_path: Path) -> None:
     pixels = write_cifar10(tmp_path)
-    content = {**people(20), "clean_label": cifar10_labels("train")}
+    content = {**human_labels(20), "clean_label": cifar10_labels("train")}
     write_zip(tmp_path / "CIFAR-10_human.pt", content)
     for spec, key in {
         "cifar10n": "worse_label",
@@ -106,7 +106,7 @@ def test_images_in_another_order_are_refused(tmp_path: Path) -> None:
     clean = cifar10_labels("train")
     clean[[0, 1]] = clean[[1, 0]]
     assert (clean != cifar10_labels("train")).sum() == 2
-    write_zip(tmp_path / "CIFAR-10_human.pt", {**people(20), "clean_label": clean})
+    write_zip(tmp_path / "CIFAR-10_human.pt", {**human_labels(20), "clean_label": clean})
     with pytest.raises(ValueError, match=r"for 2 of 20.*another order.*CIFAR10\(root.*git clone"):
         open_images("cifar10n:aggre", "train", root=tmp_path)
 
@@ -134,7 +134,7 @@ def test_a_file_that_would_run_code_is_refused(
     make: Callable[[Path], Evil], write: Callable[[Path, Any], None], tmp_path: Path
 ) -> None:
     mark, file = tmp_path / "mark", tmp_path / "CIFAR-10_human.pt"
-    write(file, {**people(50_000), "worse_label": make(mark)})
+    write(file, {**human_labels(50_000), "worse_label": make(mark)})
     with pytest.raises(ValueError, match="get it again, git clone"):
         load_cifar10n(tmp_path)
     assert not mark.exists()
@@ -145,9 +145,9 @@ def test_a_file_that_would_run_code_is_refused(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (people(49_999), r"\(49999,\) where \(50000,\)"),
-        ({key: value + 1 for key, value in people(50_000).items()}, "from 1 to 10"),
-        ({key: value / 1.0 for key, value in people(50_000, np.int8).items()}, "Float64DType"),
+        (human_labels(49_999), r"\(49999,\) where \(50000,\)"),
+        ({key: value + 1 for key, value in human_labels(50_000).items()}, "from 1 to 10"),
+        ({key: value / 1.0 for key, value in human_labels(50_000, np.int8).items()}, "Float64DType"),
         ({"clean_label": np.zeros(50_000, int)}, "aggre_label"),
         ([1, 2], "a list, not a dict"),
     ],
@@ -160,7 +160,7 @@ def test_other_files_are_refused(content: Any, message: str, tmp_path: Path) -> 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "CIFAR-10_human.pt"
-    write_zip(file, people(50_000))
+    write_zip(file, human_labels(50_000))
     file.write_bytes(file.read_bytes()[:100_000])
     with pytest.raises(ValueError, match=r"(?s)CIFAR-10_human.pt is damaged.*get it again"):
         load_cifar10n(tmp_path)
@@ -212,7 +212,7 @@ def test_votes_in_another_order_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("right", [1, 8])
 @pytest.mark.usefixtures("small")
 def test_votes_that_agree_by_chance_are_refused(right: int, tmp_path: Path) -> None:
-    """In another order one in ten agrees, not none."""
+    """One in ten agrees in another order, not none."""
     write_cifar10(tmp_path)
     voted = cifar10_labels("test")
     voted[right:] = (voted[right:] + 1) % 10

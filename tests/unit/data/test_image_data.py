@@ -153,7 +153,7 @@ def content(split: str) -> tuple[np.ndarray, list[int]]:
 
 
 def python2_pickle(pixels: np.ndarray, key: str, labels: list[int]) -> bytes:
-    """As the authors' Python 2 wrote it, opcode for opcode: strings without encoding, NumPy of that time."""
+    """A pickle of the authors' Python 2, opcode for opcode: strings without encoding, NumPy of that time."""
 
     def text(value: str) -> bytes:
         return b"U" + bytes([len(value)]) + value.encode()

@@ -77,7 +77,7 @@ def test_files_are_split_as_arrays_are(held_out: float) -> None:
     assert parts[0][1].files != parts[1][1].files
 
 
-# --- several labels ------------------------------------------------------------------------------------
+# --- multi-label ---------------------------------------------------------------------------------------
 
 LABELS = [[1], [], [0, 2], [3, 4, 1], [2], [], [4, 0]]
 
@@ -109,7 +109,7 @@ def test_labels_go_with_the_images_that_are_taken(several: MultiLabelFiles) -> N
         several.take([7])
 
 
-def test_images_with_several_labels_are_split_at_random(several: MultiLabelFiles) -> None:
+def test_multi_label_images_are_split_at_random(several: MultiLabelFiles) -> None:
     for held_out, count in ((3, 3), (0.3, 2), (6, 6)):
         rest, chosen = several.split(held_out, seed=4)
         assert len(chosen) == count
@@ -136,7 +136,7 @@ def test_the_loader_gives_the_pixels_of_memory(files: ImageFiles, workers: int) 
 
 
 def test_training_crops_are_random_parts(tmp_path: Path) -> None:
-    """Of an image that is one colour on the left and another on the right, stretched and mirrored or not."""
+    """An image with one colour on the left and another on the right, resized, flipped or not."""
     pytest.importorskip("torchvision")
     pixels = np.zeros((40, 40, 3), np.uint8)
     pixels[:, :20], pixels[:, 20:] = (255, 0, 0), (0, 0, 255)

@@ -209,7 +209,7 @@ def test_folders_of_splits(tmp_path: Path) -> None:
 
 
 def timm_sample(wnid: str, shade: int) -> tuple[str, dict[str, bytes]]:
-    """As in timm/imagenet-22k-wds, where numbers count in the list of 2011."""
+    """Numbers in timm/imagenet-22k-wds index the list of 2011."""
     number = wnids("imagenet22k").index(wnid)
     meta = {"label": number, "label_12k": -1, "class_name": wnid, "width": 10, "height": 8}
     content = {"jpg": grey(shade), "json": json.dumps(meta).encode(), "cls": str(number).encode()}
@@ -372,7 +372,7 @@ def test_a_multi_label_model_is_trained_and_fitted(kind: str, tmp_path: Path) ->
 
 @pytest.mark.filterwarnings(PART)
 def test_both_forms_give_the_same_images(tmp_path: Path) -> None:
-    """In another order: shards as they were dealt out, folders by class and name."""
+    """The order differs: shards as they were written, folders by class and name."""
     shards, folders = (
         {
             tuple(x.flatten().tolist()): y.tolist()

@@ -80,7 +80,7 @@ def test_all_of_the_corruptions_are_there_unless_fewer_are_asked_for(tmp_path: P
 
 @pytest.mark.parametrize("shards", [False, True])
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_imagenet21k_has_several_labels(made: Made, tmp_path: Path, shards: bool, split: str) -> None:
+def test_imagenet21k_is_multi_label(made: Made, tmp_path: Path, shards: bool, split: str) -> None:
     pytest.importorskip("torchvision")
     if shards:
         made = made_data(tmp_path, **FEW, shards=True)
@@ -96,7 +96,7 @@ def test_imagenet21k_has_several_labels(made: Made, tmp_path: Path, shards: bool
     assert first <= set(to_imagenet1k().index.tolist())
 
 
-def test_peoples_labels(made: Made) -> None:
+def test_human_labels(made: Made) -> None:
     given, own = (open_data(name, "train", made.root) for name in ("cifar10n:worse", "cifar10"))
     assert int((given.labels != own.labels).sum()) == len(own) // 4
     voted = open_data("cifar10h", "test", made.root)

@@ -27,7 +27,7 @@ TRAIN = [
 
 
 def write_places(home: Path, images: str, file_list: str, pairs: list[tuple[str, int]]) -> None:
-    """In torchvision's layout."""
+    """Write torchvision's layout."""
     for number, (name, _) in enumerate(pairs):
         write_image(home / images / name.lstrip("/"), random_bytes(20, 24, 3, seed=number))
     write_lines(home / "categories_places365.txt", [(name, i) for i, name in enumerate(CATEGORIES)])

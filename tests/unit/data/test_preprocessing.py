@@ -44,7 +44,7 @@ def pets(tmp_path: Path) -> Path:
 
 
 def theirs(files: list[Path], size: int, resize: int) -> Tensor:
-    """By torchvision."""
+    """Reference by torchvision."""
     v2 = pytest.importorskip("torchvision.transforms.v2")
     steps = [v2.Resize(resize, antialias=True), v2.CenterCrop(size), v2.PILToTensor()]
     steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
@@ -105,7 +105,7 @@ def test_arrays_keep_their_pixels(tmp_path: Path) -> None:
     assert labels.tolist() == y.tolist()
 
 
-def test_several_labels_are_multi_hot(pets: Path) -> None:
+def test_multi_label_targets_are_multi_hot(pets: Path) -> None:
     names = [f"cat/{number}.png" for number in range(5)]
     data = MultiLabelFiles.of(pets, names, [[0], [1], [0, 1], [], [1]], ("cat", "dog"))
     x, y = batches(INPUTS.loader(data, 2, num_workers=0))

@@ -28,7 +28,7 @@ def theirs(pixels: np.ndarray, size: int, resize: int) -> Tensor:
 @pytest.mark.parametrize(
     ("size", "resize"), [(224, 256), (224, 232), (8, 9), (7, 16), (13, 13), (1, 30), (12, 15)]
 )
-def test_the_middle_is_torchvisions(size: int, resize: int) -> None:
+def test_the_centre_crop_is_torchvisions(size: int, resize: int) -> None:
     for height, width in [(8, 9), (13, 29), (29, 12), (300, 401), (100, 7), (256, 256)]:
         pixels = random_bytes(height, width, 3, seed=height)
         found = resize_and_center_crop(Image.fromarray(pixels), size, resize)

@@ -190,7 +190,7 @@ def test_more_workers_than_batches(tmp_path: Path) -> None:
 
 
 def test_what_is_left_over_changes(tmp_path: Path) -> None:
-    """Of a single shard the last images would otherwise never be trained on."""
+    """The last images of a single shard would otherwise never be trained on."""
     loader = make_shards(tmp_path, (11,)).loader(8, 4, train=True, num_workers=0)
     left = [frozenset(range(11)) - set(numbers(loader)) for _ in range(12)]
     assert all(len(rest) == 3 for rest in left)
@@ -233,7 +233,7 @@ def test_shards_come_in_an_order_of_the_seed_and_the_epoch(tmp_path: Path) -> No
 
 
 def test_draws_from_the_buffer_change_with_the_epoch(tmp_path: Path) -> None:
-    """Of a single shard whose images all go into batches: only the draws are left to make another order."""
+    """A single shard whose images all go into batches: only shuffling changes the order."""
     loader = make_shards(tmp_path, (12,)).loader(8, 12, train=True, num_workers=0, buffer=6)
     orders = [tuple(numbers(loader)) for _ in range(3)]
     assert all(sorted(order) == list(range(12)) for order in orders)
@@ -395,7 +395,7 @@ NOBODY_SAID = (
         {"label": 3, "filename": "3_n01491361.JPEG", "class_name": "stingray"},
         {"cls": "3 3"},
         {"cls": "n01494475 3"},
-        # One of several may agree with a wnid and the others count in another list.
+        # One of several may agree with a wnid and the others index another list.
         {"cls": "3 4", "wnid": "n01491361"},
         {"key": "n01491361_17", "cls": "3 4"},
     ],
@@ -760,7 +760,7 @@ class Died(BaseException):
 def test_a_run_goes_on_in_the_order_of_its_epoch(
     updates: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 3 updates an epoch: stopped within the first, after it, within and after the second."""
+    """Stopped within the first epoch of 3 updates, after it, within and after the second."""
     pytest.importorskip("lightning")
     from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig, Trained, run
 

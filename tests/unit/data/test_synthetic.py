@@ -153,8 +153,8 @@ def test_clusters_stand_in_every_direction_and_clear_of_the_data(name: str, dist
     assert nearest > 0.5
     left, right, bottom, top = task.frame
     assert right - left == top - bottom
-    inside = task.test.x
-    assert bool(((inside > torch.tensor([left, bottom])) & (inside < torch.tensor([right, top]))).all())
+    points = task.test.x
+    assert bool(((points > torch.tensor([left, bottom])) & (points < torch.tensor([right, top]))).all())
 
 
 def test_the_papers_cluster_is_where_it_should_be() -> None:

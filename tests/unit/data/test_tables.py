@@ -45,7 +45,7 @@ def write_parquet(file: Path) -> Path:
 
 
 def write_categories(file: Path) -> Path:
-    """As pandas keeps a column of few values, here with one that no row has."""
+    """A categorical column of pandas, with a category that no row has."""
     pytest.importorskip("pyarrow")
     frame = pandas.read_csv(write_csv(file.with_suffix(".csv")))
     frame["city"] = pandas.Categorical(frame["city"], ["Rome", "Bonn", "Lima"])
