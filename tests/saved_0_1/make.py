@@ -1,4 +1,4 @@
-"""Writes the folders beside this file. It ran once, with hetsngp 0.1.0 (commit e9b2389), and is kept as a record:
+"""Write the folders beside this file. It ran once, with hetsngp 0.1.0 (e9b2389), and stays as a record:
 
     git worktree add /tmp/hetsngp-0.1 e9b2389
     PYTHONPATH=/tmp/hetsngp-0.1/src python tests/saved_0_1/make.py tests/saved_0_1

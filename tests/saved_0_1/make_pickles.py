@@ -1,9 +1,9 @@
-"""Writes ``pickles.pkl`` beside this file. It ran once, with hetsngp 0.1.0 (commit e9b2389), and is kept as a record:
+"""Write ``pickles.pkl`` beside this file. It ran once, with hetsngp 0.1.0 (e9b2389), and stays as a record:
 
     git worktree add /tmp/hetsngp-0.1 e9b2389
     PYTHONPATH=/tmp/hetsngp-0.1/src python tests/saved_0_1/make_pickles.py tests/saved_0_1/pickles.pkl
 
-A dict of objects that users pickle: what they hold by class paths of 0.1, most of which have moved.
+Objects that users may pickle, by their names; pickle writes class paths of 0.1, most of which have moved.
 """
 
 import pickle
@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import torch
+from hetsngp.loop import Schedule
 from make import points, train
 
 import hetsngp
-from hetsngp.loop import Schedule
 from hetsngp.nn.backbones import ResidualMLP
 
 
