@@ -103,7 +103,9 @@ class Case:
     """Whether the model ends with the epoch that is best on held-out data; otherwise with the last."""
 
 
-SGD = Schedule(EPOCHS, lr=0.05, weight_decay=1e-3, gp_lr=2.0, optimizer="sgd", warmup=1.5, smooth=True)
+SGD = Schedule(
+    EPOCHS, lr=0.05, weight_decay=1e-3, gp_lr_multiplier=2.0, optimizer="sgd", warmup=1.5, smooth=True
+)
 ADAM = Schedule(EPOCHS, lr=0.02, weight_decay=1e-2)
 
 CASES = {

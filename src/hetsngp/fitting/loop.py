@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hetsngp._moved import renamed_arguments
 from hetsngp.fitting.early_stopping import Best, EpochResult, best_epoch, watch
 from hetsngp.fitting.schedule import Schedule
 from hetsngp.models.classifier import Classifier, evaluating, to_device
@@ -135,6 +136,7 @@ def checked_loss(gradients: Gradients, place: TrainState, rate: float) -> float:
     return loss
 
 
+@renamed_arguments(gp_lr="gp_lr_multiplier")
 def train(
     model: Classifier | Ensemble,
     loader: Iterable[Any],
@@ -146,7 +148,7 @@ def train(
     on_epoch: Callable[[EpochResult], None] | None = None,
     validation: Iterable[Any] | None = None,
     patience: int | None = None,
-    gp_lr: float = 1.0,
+    gp_lr_multiplier: float = 1.0,
     stop_after: int | None = None,
 ) -> list[EpochResult]:
     """AdamW on ``model.loss`` with a cosine schedule; returns the loss of each epoch.
@@ -154,7 +156,8 @@ def train(
     Loaders yield (x, y) or (x, y, weight). Where a model has no ``dataset_size`` it gets the loader's, so
     that the prior has its weight; one that weighs classes by their numbers of examples gets those. With
     ``validation`` the model ends with the weights of the epoch whose NLL was lowest there, and training stops
-    after ``patience`` epochs that brought nothing lower. ``gp_lr`` and ``stop_after``: see :class:`Schedule`.
+    after ``patience`` epochs that brought nothing lower. ``gp_lr_multiplier`` and ``stop_after``: see
+    :class:`Schedule`.
 
     The members of an ensemble are trained one after another, each as if it were alone: with an optimiser and
     a best epoch of its own, in orders that the loader draws anew. The results come in the same order.
@@ -162,7 +165,7 @@ def train(
     return follow(
         model,
         loader,
-        Schedule(epochs, lr, weight_decay, gp_lr, stop_after),
+        Schedule(epochs, lr, weight_decay, gp_lr_multiplier, stop_after),
         generator=generator,
         on_epoch=on_epoch,
         validation=validation,

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hetsngp._moved import renamed_arguments, renamed_attribute
 from hetsngp.models.classifier import Classifier
 from hetsngp.validation import check_choice, check_positive
 
@@ -15,12 +16,13 @@ OPTIMIZERS = ("adamw", "sgd")
 DECAYS = ("cosine", "linear", "step", "constant")
 
 
+@renamed_arguments(gp_lr="gp_lr_multiplier")
 @dataclass(frozen=True)
 class Schedule:
     """AdamW, or SGD with Nesterov's momentum; the rate warms up, and goes from ``lr`` to zero in ``epochs``.
 
-    ``gp_lr`` is a factor on the rate of what has a natural size of one, the GP's weights and a flow's, where
-    a network's is 1/√width. ``stop_after`` ends it after so many of the ``epochs``.
+    ``gp_lr_multiplier`` multiplies the learning rate of parameters of natural size one, the GP's weights and
+    a flow's; a network's have about 1/√width. ``stop_after`` ends training after so many of the ``epochs``.
 
     >>> [round(Schedule(10, warmup=2).factor(epoch), 2) for epoch in (0, 1, 2, 6, 9)]
     [0.5, 1.0, 1.0, 0.5, 0.04]
@@ -31,7 +33,7 @@ class Schedule:
     epochs: int
     lr: float = 1e-3
     weight_decay: float = 1e-4
-    gp_lr: float = 1.0
+    gp_lr_multiplier: float = 1.0
     stop_after: int | None = None
     optimizer: str = "adamw"
     """"adamw" or "sgd"."""
@@ -45,12 +47,13 @@ class Schedule:
     """Of "step": epochs after which the rate is multiplied by ``gamma``."""
     gamma: float = 0.1
     smooth: bool = False
-    """Whether the rate moves with every update; otherwise it stands still within an epoch."""
+    """Whether the learning rate changes at every update; otherwise it is constant within an epoch."""
+    gp_lr = renamed_attribute("gp_lr", "gp_lr_multiplier")
 
     def __post_init__(self) -> None:
         check_positive("epochs", self.epochs, integer=True)
         check_positive("lr", self.lr)
-        check_positive("gp_lr", self.gp_lr)
+        check_positive("gp_lr_multiplier", self.gp_lr_multiplier)
         check_positive("gamma", self.gamma)
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
         check_choice("decay", self.decay, DECAYS)
@@ -68,6 +71,10 @@ class Schedule:
             raise ValueError('decay="step" and milestones=(30, 60, 80) belong together: give both or neither')
         if not all(0 < at < self.epochs for at in self.milestones):
             raise ValueError(f"milestones are epochs between 0 and {self.epochs}, got {self.milestones!r}")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickle, also of 0.1, where ``gp_lr_multiplier`` was called ``gp_lr``."""
+        self.__dict__.update({"gp_lr_multiplier" if k == "gp_lr" else k: v for k, v in state.items()})
 
     @property
     def last(self) -> int:
@@ -92,7 +99,7 @@ class Schedule:
         """Over what of the model is not frozen; each group remembers its full rate as ``initial_lr``."""
         groups: list[dict[str, Any]] = []
         for group in model.parameter_groups(self.weight_decay):
-            rate = self.lr * (self.gp_lr if group.get("natural_size_one") else 1.0)
+            rate = self.lr * (self.gp_lr_multiplier if group.get("natural_size_one") else 1.0)
             groups.append({**group, "lr": rate, "initial_lr": rate})
         if self.optimizer == "sgd":
             return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=self.momentum > 0)

@@ -395,7 +395,11 @@ def test_small_tables_are_stopped_and_calibrated_in_folds(monkeypatch: pytest.Mo
     assert [result.held_out for result in clf.history_] == values[: spy.best]
     [options] = spy.options
     assert options["validation"] is options["patience"] is None
-    assert (options["epochs"], options["stop_after"], options["gp_lr"]) == (12, spy.best, GP_LEARNING_RATE)
+    assert (options["epochs"], options["stop_after"], options["gp_lr_multiplier"]) == (
+        12,
+        spy.best,
+        GP_LEARNING_RATE,
+    )
     assert clf.report_.held_out == clf.report_.count == pytest.approx(weight.sum())
     assert (
         clf.model_.calibration["scale"] == clf.report_.scale == float(clf.model_.head.latent.posterior.scale)

@@ -53,7 +53,7 @@ def count_by_hand(loader: Any, classes: int = 3) -> list[float]:
 
 
 def by_hand(
-    model: Any, loader: Any, epochs: int = EPOCHS, *, gp_lr: float = 1.0, watched: Any = None
+    model: Any, loader: Any, epochs: int = EPOCHS, *, gp_lr_multiplier: float = 1.0, watched: Any = None
 ) -> tuple[list[float], list[float], list[dict[str, Tensor]]]:
     """Mean losses, held-out NLL and weights after each epoch."""
     if model.wants_class_counts:
@@ -62,7 +62,7 @@ def by_hand(
     beta = [p for name, p in model.named_parameters() if any(part in name for part in own)]
     rest = [p for name, p in model.named_parameters() if not any(part in name for part in own)]
     groups = [{"params": rest, "weight_decay": 0.01, "lr": LR}]
-    groups += [{"params": beta, "weight_decay": 0.0, "lr": LR * gp_lr}] if beta else []
+    groups += [{"params": beta, "weight_decay": 0.0, "lr": LR * gp_lr_multiplier}] if beta else []
     optimizer, g = torch.optim.AdamW(groups), seed()
     first = [group["lr"] for group in groups]
     losses, held_out, states = [], [], []
@@ -92,15 +92,16 @@ def assert_weights(model: Any, state: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("gp_lr", [1.0, 5.0])
+@pytest.mark.parametrize("gp_lr_multiplier", [1.0, 5.0])
 @pytest.mark.parametrize("method", METHODS)
-def test_it_is_adamw_with_a_cosine(method: str, gp_lr: float, weighted: bool) -> None:
+def test_it_is_adamw_with_a_cosine(method: str, gp_lr_multiplier: float, weighted: bool) -> None:
     loader = batches(*TRAIN, *([WEIGHT] if weighted else []))
     model, twin = toy.build(method), toy.build(method)
     seen: list[EpochResult] = []
-    options: dict[str, Any] = {"epochs": EPOCHS, "lr": LR, "weight_decay": 0.01, "gp_lr": gp_lr}
+    options: dict[str, Any] = {"epochs": EPOCHS, "lr": LR, "weight_decay": 0.01}
+    options["gp_lr_multiplier"] = gp_lr_multiplier
     history = train(model, loader, generator=seed(), on_epoch=seen.append, **options)
-    losses, _, states = by_hand(twin, loader, gp_lr=gp_lr)
+    losses, _, states = by_hand(twin, loader, gp_lr_multiplier=gp_lr_multiplier)
     assert history == seen
     assert [r.epoch for r in history] == list(range(1, EPOCHS + 1))
     assert {(r.epochs, r.held_out, r.member, r.members) for r in history} == {(EPOCHS, None, 1, 1)}
@@ -109,14 +110,14 @@ def test_it_is_adamw_with_a_cosine(method: str, gp_lr: float, weighted: bool) ->
     assert not model.training
 
 
-def test_gp_lr_is_of_beta_alone() -> None:
+def test_gp_lr_multiplier_is_of_beta_alone() -> None:
     """Adam's first step is its rate for every weight with a gradient worth the name."""
     start = toy.build("hetsngp", dataset_size=10**9)
     steps = {}
-    for gp_lr in (1.0, 4.0):
+    for factor in (1.0, 4.0):
         model = copy.deepcopy(start)
-        train(model, [TRAIN], epochs=1, lr=1e-3, weight_decay=0.0, gp_lr=gp_lr, generator=seed())
-        steps[gp_lr] = {
+        train(model, [TRAIN], epochs=1, lr=1e-3, weight_decay=0.0, gp_lr_multiplier=factor, generator=seed())
+        steps[factor] = {
             name: (p - q).detach().abs().median()
             for (name, p), q in zip(model.named_parameters(), start.parameters(), strict=True)
         }
@@ -185,7 +186,7 @@ def test_patience_needs_something_to_watch() -> None:
 def test_to_stop_after_an_epoch_is_to_leave_there(method: str) -> None:
     """The cosine is that of all epochs: those before are the same, to the last bit."""
     whole, states = toy.build(method), []
-    options: dict[str, Any] = {"epochs": EPOCHS, "lr": LR, "gp_lr": 2.0}
+    options: dict[str, Any] = {"epochs": EPOCHS, "lr": LR, "gp_lr_multiplier": 2.0}
     history = train(
         whole, batches(*TRAIN), generator=seed(), on_epoch=lambda _: states.append(weights(whole)), **options
     )

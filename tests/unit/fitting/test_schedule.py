@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -110,6 +112,23 @@ def test_a_warm_up_may_end_within_an_epoch(decay: str, warmup: float) -> None:
         assert coarse.factor(epoch + 0.7, 0.1) == coarse.factor(epoch)
 
 
+def test_gp_lr_is_the_old_name_of_gp_lr_multiplier() -> None:
+    with pytest.warns(DeprecationWarning, match="gp_lr is now called gp_lr_multiplier"):
+        schedule = Schedule(3, gp_lr=2.0)  # type: ignore[call-arg]
+    assert schedule == Schedule(3, gp_lr_multiplier=2.0)
+    with pytest.warns(DeprecationWarning, match="gp_lr is now called gp_lr_multiplier"):
+        assert schedule.gp_lr == 2.0
+    with pytest.raises(TypeError, match="both are given"):
+        Schedule(3, gp_lr=2.0, gp_lr_multiplier=2.0)  # type: ignore[call-arg]
+    assert "gp_lr" not in asdict(schedule)
+    assert pickle.loads(pickle.dumps(schedule)) == schedule
+    old = Schedule.__new__(Schedule)  # as pickle does with an object of 0.1
+    state = asdict(schedule)
+    state["gp_lr"] = state.pop("gp_lr_multiplier")
+    old.__setstate__(state)
+    assert old == schedule
+
+
 def test_the_last_epoch() -> None:
     assert Schedule(10).last == 10
     assert Schedule(10, stop_after=4).last == 4
@@ -123,7 +142,7 @@ def test_the_last_epoch() -> None:
     [
         ({"epochs": 2.5}, "epochs must be a positive whole number, got 2.5"),
         ({"lr": math.inf}, "lr must be a positive finite number"),
-        ({"gp_lr": 0}, "gp_lr must be a positive finite number"),
+        ({"gp_lr_multiplier": 0}, "gp_lr_multiplier must be a positive finite number"),
         ({"gamma": -1.0}, "gamma must be a positive finite number"),
         (
             {"optimizer": "adam"},
@@ -161,7 +180,7 @@ OWN = ("latent.beta", "head.norm.", "head.flows.")  # a prior's weights, and a d
 def test_groups_of_parameters(method: str, optimizer: str) -> None:
     model = toy.build(method)
     frozen = next(iter(model.backbone.parameters())).requires_grad_(False)
-    schedule = Schedule(4, lr=0.3, weight_decay=0.02, gp_lr=5.0, optimizer=optimizer, momentum=0.8)
+    schedule = Schedule(4, lr=0.3, weight_decay=0.02, gp_lr_multiplier=5.0, optimizer=optimizer, momentum=0.8)
     made = schedule.make_optimizer(model)
     assert type(made) is {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[optimizer]
     found = {id(p): group for group in made.param_groups for p in group["params"]}
@@ -194,7 +213,14 @@ def test_sgd_is_nesterovs(momentum: float) -> None:
     """v ← μ·v + g, w ← w − rate·(g + μ·v), with g the gradient plus decay·w where there is decay."""
     model, twin = toy.build("hetsngp").double(), toy.build("hetsngp").double()
     schedule = Schedule(
-        3, lr=0.05, weight_decay=0.1, gp_lr=3.0, optimizer="sgd", momentum=momentum, warmup=2, decay="linear"
+        3,
+        lr=0.05,
+        weight_decay=0.1,
+        gp_lr_multiplier=3.0,
+        optimizer="sgd",
+        momentum=momentum,
+        warmup=2,
+        decay="linear",
     )
     follow(model, batches(10), schedule, generator=seed())
     g, velocity = seed(), [torch.zeros_like(p) for p in twin.parameters()]

@@ -445,7 +445,7 @@ def test_it_is_what_one_would_do_by_hand(
         Shuffled((x, Y3, mean_one), 64, order),
         epochs=20,
         lr=0.05,
-        gp_lr=3.0,
+        gp_lr_multiplier=3.0,
         generator=torch.Generator().manual_seed(points),
         validation=[(held_x, Y3_2, ones)],
         patience=2,

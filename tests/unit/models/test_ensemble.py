@@ -522,7 +522,12 @@ def numbered(histories: list[list[EpochResult]]) -> list[EpochResult]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_to_train_an_ensemble_of_one_is_to_train_its_member(method: str) -> None:
-    options: dict[str, Any] = {"epochs": EPOCHS, "lr": 0.05, "gp_lr": 3.0, "validation": [HELD_OUT]}
+    options: dict[str, Any] = {
+        "epochs": EPOCHS,
+        "lr": 0.05,
+        "gp_lr_multiplier": 3.0,
+        "validation": [HELD_OUT],
+    }
     one, two = toy.build(method, dataset_size=None), toy.build(method, dataset_size=None)
     start = copy.deepcopy(one)
     assert together([one], **options) == alone([two], **options)[0]
@@ -537,7 +542,7 @@ def test_to_train_an_ensemble_is_to_train_its_members_one_after_another(patience
     def members() -> list[Any]:
         return [toy.build(method, dataset_size=None) for method in (*METHODS, "deterministic")]
 
-    options: dict[str, Any] = {"epochs": EPOCHS, "lr": 0.05, "weight_decay": 0.01, "gp_lr": 3.0}
+    options: dict[str, Any] = {"epochs": EPOCHS, "lr": 0.05, "weight_decay": 0.01, "gp_lr_multiplier": 3.0}
     options |= {"validation": [HELD_OUT], "patience": patience}
     mine, by_hand = members(), members()
     seen: list[EpochResult] = []

@@ -98,7 +98,7 @@ def on_images(method: str, **options: Any) -> hetsngp.Classifier:
 @pytest.mark.parametrize("method", METHODS)
 def test_one_process_is_the_plain_loop_to_the_bit(engine: Engine, method: str) -> None:
     """The best epoch by what is held out, too."""
-    schedule = Schedule(6, lr=0.05, weight_decay=0.01, gp_lr=2.0, warmup=1)
+    schedule = Schedule(6, lr=0.05, weight_decay=0.01, gp_lr_multiplier=2.0, warmup=1)
     model, twin = toy.build(method), toy.build(method)
     held_out = batches(*HELD_OUT, size=7)
     trained = engine.train(model, batches(*TRAIN), TrainConfig(schedule), held_out=held_out)
