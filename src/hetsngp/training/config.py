@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hetsngp._moved import renamed, renamed_arguments
+from hetsngp._moved import renamed, renamed_arguments, renamed_attribute
 from hetsngp.fitting.schedule import Schedule
 from hetsngp.validation import check_positive
 
@@ -32,6 +32,7 @@ class TrainConfig:
     """Steps from one measurement of the spectral norms to the next; 1: at every forward pass."""
     seed: int = 0
     """Seed of all that draws from torch's, NumPy's or Python's generators: dropout, integration points, …"""
+    average = renamed_attribute("average", "ema_decay")
 
     def __post_init__(self) -> None:
         check_positive("accumulate", self.accumulate, integer=True)

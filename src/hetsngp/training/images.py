@@ -186,27 +186,23 @@ def _thresholds(
 
 @torch.no_grad()
 def measure(model: Classifier, loader: Any, engine: Engine) -> dict[str, float]:
-    """Accuracy (precision@1 of several labels), NLL and ECE with the posterior; each process has its part."""
+    """Accuracy (precision@1 for multi-label data), NLL and ECE; each process predicts its part."""
     parts = []
     for x, y in shard_loader(loader, engine.fabric):
         probs = model.predict_probs(to_device(x, engine.device))
-        y = to_device(y, engine.device)
-        several = y.dim() == 2
-        right = metrics.has_top_class(probs, y) if several else probs.argmax(1) == y
-        nll = metrics.binary_nll_terms(probs, y) if several else metrics.nll_terms(probs, y)
-        parts.append(torch.stack([probs.amax(1).float(), right.float(), nll.float()], 1))
-    rows = torch.cat(parts)
+        terms = metrics.example_terms(probs, to_device(y, engine.device))
+        parts.append(torch.stack([term.float() for term in terms], 1))
+    values = torch.cat(parts)
     if engine.fabric.world_size > 1:
-        rows = _gather(rows, engine.fabric)
-    confidence, right, nll = rows.double().cpu().unbind(1)
-    ece = metrics.calibration_error(confidence, right.bool(), 15)
-    return {"accuracy": float(right.mean()), "nll": float(nll.mean()), "ece": ece, "examples": len(rows)}
+        values = _gather(values, engine.fabric)
+    confidence, correct, nll = values.double().cpu().unbind(1)
+    return metrics.quality(confidence, correct, nll)
 
 
-def _gather(rows: torch.Tensor, fabric: Any) -> torch.Tensor:
-    """Of all processes; parts may differ by a few rows."""
-    counts = fabric.all_gather(torch.tensor(len(rows), device=rows.device)).tolist()
-    padded = rows.new_zeros(max(counts), rows.shape[1])
-    padded[: len(rows)] = rows
-    whole = fabric.all_gather(padded)
-    return torch.cat([part[:count] for part, count in zip(whole, counts, strict=True)])
+def _gather(values: torch.Tensor, fabric: Any) -> torch.Tensor:
+    """Concatenate the values of all processes, which may differ by a few examples."""
+    counts = fabric.all_gather(torch.tensor(len(values), device=values.device)).tolist()
+    padded = values.new_zeros(max(counts), values.shape[1])
+    padded[: len(values)] = values
+    gathered = fabric.all_gather(padded)
+    return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])

@@ -1,7 +1,7 @@
 """Exponential moving average of the weights and statistics of a model.
 
-torch's AveragedModel copies the model when it is made and takes buffers only in the shapes they have then;
-the spectral bound's vectors have none before the first batch.
+torch's AveragedModel copies the model and takes buffers only in the shapes they have then, while the vectors
+of spectral norms get theirs from the first batch; it also averages these directions (docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from hetsngp.training.checkpointing.state_dicts import shard_like, with_memory_f
 
 
 class MovingAverage:
-    """ā ← λ·ā + (1 − λ)·a after each step, λ = min(decay, (1 + t)/(10 + t)): the start is soon forgotten.
+    """ā ← λ·ā + (1 − λ)·a after each step, λ = min(decay, (1 + t)/(10 + t)): the initial weights fade soon.
 
-    Of everything in the state dict that has decimals; whole numbers, and what is a direction and no
-    quantity (the power iteration's vectors), are as the model has them.
+    Floating-point tensors of the state dict are averaged; integers, and directions (the vectors of the power
+    iteration), are copied.
 
     >>> model = nn.Linear(1, 1, bias=False)
     >>> average = MovingAverage(model, 0.9)
@@ -41,22 +41,22 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take the model as it is into the average."""
-        keep = min(self.decay, (1 + self.steps) / (10 + self.steps)) if self.steps else 0.0
+        """Add the present weights to the average."""
+        decay = min(self.decay, (1 + self.steps) / (10 + self.steps)) if self.steps else 0.0
         self.steps += 1
         averages, values = [], []
         for name, value in self.model.state_dict().items():
             average = self.state.get(name)
-            if average is None or average.shape != value.shape or not _is_quantity(name, value):
+            if average is None or average.shape != value.shape or not _is_averaged(name, value):
                 self.state[name] = value.detach().clone()
             else:
-                averages.append(_own_share(average))
-                values.append(_own_share(value.detach()))
+                averages.append(_local(average))
+                values.append(_local(value.detach()))
         if averages:
-            torch._foreach_lerp_(averages, values, 1 - keep)
+            torch._foreach_lerp_(averages, values, 1 - decay)
 
     def load(self, steps: int, state: dict[str, Tensor]) -> None:
-        """Go on from an earlier average, given in whole tensors."""
+        """Restore an average, given as full tensors."""
         own = self.model.state_dict()
         self.steps = steps
         self.state = {
@@ -67,7 +67,7 @@ class MovingAverage:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The model has the averages inside, and its own weights again afterwards."""
+        """Use the averages inside; restore the weights afterwards."""
         own = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
         self.apply()
         try:
@@ -76,17 +76,17 @@ class MovingAverage:
             _copy_into(self.model, own)
 
     def apply(self) -> None:
-        """Give the model the averages for good."""
+        """Copy the averages into the model."""
         _copy_into(self.model, self.state)
 
 
-def _own_share(value: Tensor) -> Tensor:
-    """What this process has of a tensor that fsdp shares out: number by number, an average needs no more."""
-    local: Tensor = value.to_local() if hasattr(value, "to_local") else value
-    return local
+def _local(value: Tensor) -> Tensor:
+    """Shard of this process under fsdp, which an elementwise average needs only."""
+    shard: Tensor = value.to_local() if hasattr(value, "to_local") else value
+    return shard
 
 
-def _is_quantity(name: str, value: Tensor) -> bool:
+def _is_averaged(name: str, value: Tensor) -> bool:
     directions = ("spectral_v", "spectral_direction")
     return value.is_floating_point() and name.rpartition(".")[2] not in directions
 

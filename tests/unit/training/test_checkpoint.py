@@ -249,6 +249,17 @@ def same_weights(a: Any, b: Any) -> bool:
     return all(torch.equal(t, b.state_dict()[name]) for name, t in a.state_dict().items())
 
 
+def test_arguments_of_0_1(engine: Engine, tmp_path: Path) -> None:
+    model, train = toy.build("deterministic"), engine.train
+    with pytest.warns(DeprecationWarning, match="plan is now called config"):
+        train(model, Loader(), plan=PLAN, checkpoints=tmp_path)  # type: ignore[call-arg]
+    with pytest.warns(DeprecationWarning, match="keep is now called checkpoints"):
+        resumed = train(model, Loader(), PLAN, keep=tmp_path).resumed  # type: ignore[call-arg]
+    assert resumed == 12
+    with pytest.raises(TypeError, match="both are given"):
+        train(model, Loader(), PLAN, keep=tmp_path, checkpoints=tmp_path)  # type: ignore[call-arg]
+
+
 @pytest.mark.parametrize("kind", [str, Path])
 def test_a_folder_is_enough(kind: Any, engine: Engine, tmp_path: Path) -> None:
     trained = train(engine, kind(tmp_path / "run"))

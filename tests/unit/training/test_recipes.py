@@ -360,6 +360,20 @@ def test_an_old_key_beside_its_new_name_is_refused(tmp_path: Path, old: str, new
         read_recipe(file)
 
 
+def test_arguments_and_attributes_of_0_1(tmp_path: Path) -> None:
+    recipe = read_recipe(written(tmp_path, WHOLE))
+    with pytest.warns(DeprecationWarning, match="plan is now called config"):
+        assert recipe.plan is recipe.config
+    with pytest.warns(DeprecationWarning, match="plan is now called config"):
+        assert Recipe("a", recipe.task, plan=recipe.config).config is recipe.config  # type: ignore[call-arg]
+    with pytest.warns(DeprecationWarning, match="average is now called ema_decay"):
+        config = TrainConfig(Schedule(3), average=0.9)  # type: ignore[call-arg]
+    with pytest.warns(DeprecationWarning, match="average is now called ema_decay"):
+        assert (config.average, config.ema_decay) == (0.9, 0.9)
+    with pytest.warns(DeprecationWarning, match="right is now called correct"):
+        assert VerdictRules(right=0.8).correct == 0.8  # type: ignore[call-arg]
+
+
 def test_new_keys_exist_and_old_ones_are_gone() -> None:
     assert set(RENAMED.values()) <= set(known_keys())
     assert not set(RENAMED) & set(known_keys())

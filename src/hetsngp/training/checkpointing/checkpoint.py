@@ -140,7 +140,7 @@ class Checkpointer:
                 f"{folder} holds a run on other data ({'; '.join(changes)}): resume with those it "
                 "began with, or give another folder"
             )
-        changes = _differences(current_config(self.run.config.describe()), state["plan"])
+        changes = _differences(self.run.config.describe(), state["plan"])
         if changes and state["finished"]:
             raise ValueError(
                 f"{folder} holds a finished run with another configuration ({'; '.join(changes)}): "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hetsngp._moved import renamed, renamed_arguments
+from hetsngp._moved import renamed, renamed_arguments, renamed_attribute
 from hetsngp.fitting.schedule import Schedule
 from hetsngp.training.config import TrainConfig
 from hetsngp.training.hardware import Hardware
@@ -47,12 +46,7 @@ class Recipe:
     verdicts: VerdictRules = field(default_factory=VerdictRules)
     changes: tuple[str, ...] = ()
     """Changes to the file, as "key=value"."""
-
-    @property
-    def plan(self) -> TrainConfig:
-        """Old name of ``config``."""
-        warnings.warn("Recipe.plan is now called Recipe.config", DeprecationWarning, stacklevel=2)
-        return self.config
+    plan = renamed_attribute("plan", "config")
 
     def describe(self) -> dict[str, Any]:
         """Everything that decides the result, for JSON."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetsngp._moved import renamed_arguments
+from hetsngp._moved import renamed_arguments, renamed_attribute
 from hetsngp.choices import MethodName
 from hetsngp.models.methods import check_method, check_options
 from hetsngp.validation import check_positive
@@ -64,6 +64,7 @@ class VerdictRules:
     """Share of correct labels among held-out inputs that are called confident."""
     unfamiliar: float = 0.05
     """Share of held-out inputs that may be called unfamiliar."""
+    right = renamed_attribute("right", "correct")
 
     def __post_init__(self) -> None:
         for name in ("correct", "unfamiliar"):
