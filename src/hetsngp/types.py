@@ -1,4 +1,4 @@
-"""The values that travel through the house: Gaussians over logits and what a user gets back."""
+"""Values that the package passes on: factors of covariances, Gaussians over logits, and predictions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+__all__ = [
+    "AnyFactor",
+    "Factor",
+    "FactorSum",
+    "LatentNormal",
+    "Prediction",
+    "UtilityNormal",
+    "join_factors",
+]
+
+
+# --- factors of covariances -----------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class Factor:
-    """A factor F of a covariance FFᵀ, kept as row ⊙ basis ⊙ column so that it need not be written out.
+    """Factor F of a covariance FFᵀ, stored as row ⊙ basis ⊙ column so that it need not be written out.
 
     ``basis``: (K, R) shared by the batch, or (B, K, R). ``row``: (B, K) or None. ``column``: (B, R) or None.
     F[b, k, r] = row[b, k] · basis[(b,) k, r] · column[b, r].
@@ -33,7 +46,7 @@ class Factor:
 
     @property
     def is_dense(self) -> bool:
-        """Whether it is a plain (B, K, R) already."""
+        """Whether it is a plain tensor (B, K, R)."""
         return self.basis.dim() == 3 and self.row is None and self.column is None
 
     def dense(self) -> Tensor:
@@ -80,11 +93,11 @@ class Factor:
         )
 
     def scaled(self, by: Tensor | float) -> Factor:
-        """The factor times a scalar."""
+        """Factor times a scalar."""
         return replace(self, basis=self.basis * by)
 
     def weighted(self, by: Tensor) -> Factor:
-        """Each row of the batch times its own number; by: (B, 1)."""
+        """Factor of each example times a number; by: (B, 1)."""
         if self.is_dense:
             return Factor(self.basis * by.unsqueeze(-1))
         return replace(self, row=by if self.row is None else self.row * by)
@@ -92,7 +105,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class FactorSum:
-    """Several independent factors side by side: FFᵀ = Σ FᵢFᵢᵀ, R = Σ Rᵢ."""
+    """Concatenation of independent factors: FFᵀ = Σ FᵢFᵢᵀ, R = Σ Rᵢ."""
 
     parts: tuple[Factor, ...]
 
@@ -139,7 +152,7 @@ AnyFactor = Factor | FactorSum
 
 
 def join_factors(*factors: AnyFactor | None) -> AnyFactor | None:
-    """Factors of independent Gaussians that are added."""
+    """Factor of a sum of independent Gaussians, from the factors of each."""
     parts: list[Factor] = []
     for factor in factors:
         if factor is not None:
@@ -149,19 +162,11 @@ def join_factors(*factors: AnyFactor | None) -> AnyFactor | None:
     return parts[0] if len(parts) == 1 else FactorSum(tuple(parts))
 
 
-__all__ = [
-    "AnyFactor",
-    "Factor",
-    "FactorSum",
-    "LatentNormal",
-    "Prediction",
-    "UtilityNormal",
-    "join_factors",
-]
-
-
 def _as_factor(factor: Tensor | AnyFactor | None) -> AnyFactor | None:
     return Factor(factor) if isinstance(factor, Tensor) else factor
+
+
+# --- Gaussians over logits ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -188,14 +193,14 @@ class LatentNormal:
         return UtilityNormal(self.mean, torch.zeros_like(self.mean), self.factor)
 
     def repeated(self, times: int) -> LatentNormal:
-        """Each row ``times`` times, one copy after another; the mean is already there for all copies."""
+        """Repeat variance and factor of each row ``times`` times; the mean already has all rows."""
         if times == 1:
             return self
         factor = None if self.factor is None else self.factor.map(lambda t: t.repeat_interleave(times, 0))
         return LatentNormal(self.mean, self.var.repeat_interleave(times, 0), factor)
 
     def pooled(self, members: int) -> LatentNormal:
-        """Mean and covariance of the mixture of each ``members`` rows in a row: (B·M, K) → (B, K)."""
+        """Mean and covariance of the mixture of every ``members`` consecutive rows: (B·M, K) → (B, K)."""
         if members == 1:
             return self
         utility = self.as_utility().pooled(members)
@@ -208,7 +213,7 @@ class LatentNormal:
 
 @dataclass(frozen=True)
 class UtilityNormal:
-    """u ~ N(mean, diag(var) + FFᵀ): what every Gaussian method hands to the link, Eq. (4).
+    """u ~ N(mean, diag(var) + FFᵀ), the input of the link in every Gaussian method, Eq. (4).
 
     ``mean``: (B, K), not divided by the temperature. ``var``: (B, K), the class-independent part (GP
     variance where classes are uncorrelated, and d²). ``factor``: None, a tensor (B, K, R), or a factored
@@ -226,7 +231,7 @@ class UtilityNormal:
 
     @property
     def form(self) -> AnyFactor | None:
-        """``factor`` with a plain tensor wrapped, so that inside code meets one type."""
+        """``factor`` with a plain tensor wrapped in :class:`Factor`."""
         return _as_factor(self.factor)
 
     def marginal_variance(self) -> Tensor:
@@ -253,14 +258,14 @@ class UtilityNormal:
         )
 
     def rows(self, index: Tensor | slice) -> UtilityNormal:
-        """The Gaussians of some rows of the batch."""
+        """Gaussians of some rows of the batch."""
         form = self.form
         if form is not None:
             form = form.map(lambda t: t[index] if t.shape[0] == self.mean.shape[0] else t)
         return UtilityNormal(self.mean[index], self.var[index], form)
 
     def pooled(self, members: int) -> UtilityNormal:
-        """Mean and covariance of the mixture of each ``members`` rows in a row: (B·M, K) → (B, K).
+        """Mean and covariance of the mixture of every ``members`` consecutive rows: (B·M, K) → (B, K).
 
         >>> pair = UtilityNormal(torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.ones(2, 2))
         >>> pair.pooled(2).mean, pair.pooled(2).covariance()
@@ -277,9 +282,12 @@ class UtilityNormal:
         return UtilityNormal(mean, self.var.unflatten(0, (-1, members)).mean(1), factor)
 
 
+# --- predictions ----------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Prediction:
-    """What the model believes about each input, and the two kinds of doubt, in nats.
+    """Probabilities of each input's label, and both kinds of uncertainty, in nats.
 
     ``total_uncertainty`` = ``data_uncertainty`` + ``model_uncertainty`` exactly, and ``model_uncertainty`` =
     ``function_uncertainty`` + ``member_uncertainty``: the paper's three sources, where there are members. All
@@ -289,13 +297,13 @@ class Prediction:
     probs: Any
     """(B, K) probability of the label as people would give it."""
     clean_probs: Any
-    """(B, K) the same with the label noise removed (Σ = 0), the GP posterior kept."""
+    """(B, K) probability of the label without label noise (Σ = 0), under the GP posterior."""
     total_uncertainty: Any
     """(B,) entropy of ``probs``; under the sigmoid link the sum over classes."""
     data_uncertainty: Any
-    """(B,) E_f[H(y | f)]: what more data of this kind would not remove."""
+    """(B,) E_f[H(y | f)], which more data of this kind would not reduce."""
     model_uncertainty: Any
-    """(B,) I(y; f): how much knowing the function (of members: and whose) would tell about the label."""
+    """(B,) I(y; f), which knowing the function (and the member) would remove."""
     latent_variance: Any
     """(B,) mean GP variance over classes (Posterior Network: of its log-Gamma latents); grows with the
     distance from the training data."""
@@ -304,13 +312,14 @@ class Prediction:
     entropy (Posterior Network: −log of its evidence; ensembles: their members' mean plus disagreement). Why:
     docs/decisions.md."""
     member_uncertainty: Any
-    """(B,) the part of ``model_uncertainty`` that is disagreement of members, I(y; member); 0 for one."""
+    """(B,) the part of ``model_uncertainty`` that is disagreement between members, I(y; member); 0 for one.
+    """
     num_points: Any
-    """(B,) integration points spent on each input; 0 where a quadrature needs none."""
+    """(B,) integration points used for each input; 0 for quadrature."""
 
     @property
     def function_uncertainty(self) -> Any:
-        """(B,) the rest of ``model_uncertainty``: each member's about its own function, mean I(y; f)."""
+        """(B,) ``model_uncertainty`` − ``member_uncertainty``: the members' mean I(y; f)."""
         return self.model_uncertainty - self.member_uncertainty
 
     @property
@@ -328,7 +337,7 @@ class Prediction:
         return Prediction(**{f.name: fn(getattr(self, f.name)) for f in fields(self)})
 
     def numpy(self) -> Prediction:
-        """The same with NumPy arrays."""
+        """Prediction of NumPy arrays."""
         return self.map(lambda t: t.detach().cpu().numpy())
 
     def to(self, *args: Any, **kwargs: Any) -> Prediction:
@@ -343,6 +352,6 @@ class Prediction:
 
     @staticmethod
     def cat(predictions: list[Prediction]) -> Prediction:
-        """Predictions of consecutive batches as one."""
+        """Concatenate predictions of consecutive batches."""
         names = [f.name for f in fields(Prediction)]
         return Prediction(**{n: torch.cat([getattr(p, n) for p in predictions]) for n in names})

@@ -1,8 +1,9 @@
-"""Doubt of a Dirichlet p ~ Dir(α), every α ≥ 1, in nats: total H(E p) = data E[H(p)] + model I(y; p).
+"""Mathematics of the Posterior Network: radial flows q(z | c), and uncertainties of a Dirichlet p ~ Dir(α).
 
-A posterior network counts N_c·q(z | c) observations, so α runs from one to billions, where differences of
-lgamma and digamma have no digits left. Here the large parts are taken out by hand: with ψ(x) = log x − s(x)
-and lgamma(x) = (x − ½) log x − x + ½ log 2π + m(x) the logarithms cancel, and s, m ~ 1/x remain.
+In nats, for every α ≥ 1: total H(E p) = data E[H(p)] + model I(y; p). A posterior network counts N_c·q(z | c)
+observations, so α runs from one to billions, where differences of lgamma and digamma have no digits left.
+Here their large parts are cancelled analytically: with ψ(x) = log x − s(x) and lgamma(x) = (x − ½) log x − x
++ ½ log 2π + m(x) the logarithms cancel, and s, m ~ 1/x remain.
 """
 
 from __future__ import annotations
@@ -13,12 +14,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# B₂ₖ/2k of the asymptotic series of ψ and lgamma; from x = 10 the first omitted term is below 1e-15.
+_SERIES = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760)
+_LARGE = 10.0
+
+
+# --- radial flows ---------------------------------------------------------------------------------------
+
 
 def radial(z: Tensor, centre: Tensor, raw_alpha: Tensor, raw_beta: Tensor) -> tuple[Tensor, Tensor]:
-    """One layer for every class: z′ (B, K, L) and log|∂z′/∂z| = (L − 1) log(1 + βh) + log(slope) (B, K).
+    """Radial layer of every class: z′ (B, K, L) and log|∂z′/∂z| = (L − 1) log(1 + βh) + log(slope) (B, K).
 
     z: (B, K, L), or (B, 1, L) where the classes start from the same points; centre: (K, L); raw_alpha,
-    raw_beta: (K,). Here one class pulls in, one has β = 0 and leaves all as it is, one pushes out:
+    raw_beta: (K,). Below, the first class contracts, the second is the identity (β = 0), the third expands:
 
     >>> z, centre, raw_beta = torch.tensor([[[2.0, 0.0]]]), torch.zeros(3, 2), torch.tensor([-9.0, 0.0, 9.0])
     >>> radial(z, centre, torch.zeros(3), raw_beta)[0]
@@ -28,7 +36,7 @@ def radial(z: Tensor, centre: Tensor, raw_alpha: Tensor, raw_beta: Tensor) -> tu
     """
     alpha, b = F.softplus(raw_alpha), F.softplus(raw_beta)
     offset = z - centre
-    # torch takes the norm's gradient at zero as zero: finite, and exact for z′, whose own there is b/α.
+    # torch's gradient of the norm at zero is zero: finite, and exact for z′, whose derivative there is b/α.
     r = torch.linalg.vector_norm(offset, dim=-1)
     h = 1 / (alpha + r)
     stretch = (r + b) * h
@@ -54,9 +62,7 @@ def log_density(z: Tensor, centres: Tensor, raw_alphas: Tensor, raw_betas: Tenso
     return total - 0.5 * latent.square().sum(-1)
 
 
-# B₂ₖ/2k of the asymptotic series of ψ and lgamma; from x = 10 the first term left out is below 1e-15.
-_SERIES = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760)
-_LARGE = 10.0
+# --- uncertainties of a Dirichlet -----------------------------------------------------------------------
 
 
 def mean(alpha: Tensor) -> Tensor:
@@ -67,8 +73,8 @@ def mean(alpha: Tensor) -> Tensor:
 def expected_entropy(alpha: Tensor) -> Tensor:
     """Data uncertainty E[H(p)] = ψ(α₀ + 1) − Σ p_c ψ(α_c + 1): (B, K) → (B,).
 
-    Taken as H(E p) − I(y; p), both of which keep their digits. Seen often, one class is nearly certain; seen
-    never, the doubt is no longer the data's alone:
+    Computed as H(E p) − I(y; p), both of which are accurate. Below: one class seen often, both seen often,
+    neither seen, where part of the entropy is model uncertainty:
 
     >>> expected_entropy(torch.tensor([[1e8, 1.0], [1e8, 1e8], [1.0, 1.0]]))
     tensor([1.8998e-07, 6.9315e-01, 5.0000e-01])
@@ -79,7 +85,8 @@ def expected_entropy(alpha: Tensor) -> Tensor:
 def mutual_information(alpha: Tensor) -> Tensor:
     """Model uncertainty I(y; p) = H(E p) − E[H(p)]: (B, K) → (B,), ~ (K − 1)/2α₀ where α is large.
 
-    As Σ p_c (r(α_c) − r(α₀)) with r(x) = ψ(x + 1) − log x = 1/x − s(x): r falls, so every term is positive.
+    Computed as Σ p_c (r(α_c) − r(α₀)) with r(x) = ψ(x + 1) − log x = 1/x − s(x), which decreases, so that
+    every term is positive.
 
     >>> mutual_information(torch.tensor([[1e8, 1.0], [1e8, 1e8], [1.0, 1.0]]))
     tensor([4.2278e-09, 2.5000e-09, 1.9315e-01])
@@ -90,7 +97,7 @@ def mutual_information(alpha: Tensor) -> Tensor:
 
 
 def differential_entropy(alpha: Tensor) -> Tensor:
-    """Entropy of Dir(α) itself: (B, K) → (B,), largest at α = 1, where it is −log (K − 1)!.
+    """Differential entropy of Dir(α): (B, K) → (B,), largest at α = 1, where it is −log (K − 1)!.
 
     log B(α) + (α₀ − K)ψ(α₀) − Σ (α_c − 1)ψ(α_c), which without its large parts is
     ½((K − 1) log(2π/α₀) + Σ log p_c) + Σ m(α_c) − m(α₀) + Σ (α_c − 1)s(α_c) − (α₀ − K)s(α₀).
@@ -129,8 +136,8 @@ def latent_variance(alpha: Tensor) -> Tensor:
 
 
 def _surprise(alpha: Tensor) -> Tensor:
-    """−log p_c = log1p((α₀ − α_c)/α_c), right also where p_c rounds to one: (B, K) → (B, K)."""
-    # α₀ − α_c cancels for the largest class only: its others are summed.
+    """−log p_c = log1p((α₀ − α_c)/α_c), accurate also where p_c rounds to one: (B, K) → (B, K)."""
+    # α₀ − α_c cancels for the largest class only, for which the other classes are summed.
     top = F.one_hot(alpha.argmax(-1), alpha.shape[-1]).bool()
     others = torch.where(
         top, alpha.masked_fill(top, 0).sum(-1, keepdim=True), alpha.sum(-1, keepdim=True) - alpha

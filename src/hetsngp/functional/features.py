@@ -1,4 +1,4 @@
-"""Random Fourier features of the RBF kernel k(h, h′) = a²·exp(−‖h − h′‖²/(2ℓ²)), and what the kernel sees.
+"""Random Fourier features of the RBF kernel k(h, h′) = a²·exp(−‖h − h′‖²/(2ℓ²)), and normalisation of h.
 
 The paper prints the kernel without its minus sign and scales it as ‖·‖²/λ; here the length scale ℓ has the
 units of h and the amplitude a is the prior standard deviation of a logit.
@@ -17,7 +17,7 @@ POLAR_WEIGHT = 0.3
 
 def rbf_kernel(x: Tensor, y: Tensor, amplitude: float = 1.0, length_scale: float | Tensor = 1.0) -> Tensor:
     """The exact kernel: x (N, D), y (M, D) → (N, M)."""
-    # One form of the distance for any number of rows, so that a row's value does not depend on its batch.
+    # The same formula for any number of examples, so that a value does not depend on its batch.
     distance = torch.cdist(x, y, compute_mode="use_mm_for_euclid_dist")
     return amplitude**2 * torch.exp(-distance.square() / (2 * length_scale**2))
 
@@ -63,7 +63,7 @@ def kernel_components(gram: Tensor, num: int, smallest: float = 1e-12) -> Tensor
     """U/√λ of the ``num`` largest eigenvalues of a kernel matrix (n, n): (n, num), zero if there are fewer.
 
     With k (B, n) the kernel between other points and those n, kU/√λ are features whose inner products are the
-    kernel's, as far as those components go (Nyström). Eigenvalues up to ``smallest`` are left out: 1/√λ
+    kernel's, up to the remaining components (Nyström). Components with λ ≤ ``smallest`` are zero, since 1/√λ
     multiplies the rounding errors of k.
 
     >>> gram = rbf_kernel(torch.arange(3.0).double()[:, None], torch.arange(3.0).double()[:, None])
@@ -78,8 +78,8 @@ def kernel_components(gram: Tensor, num: int, smallest: float = 1e-12) -> Tensor
 
 
 def signed_root(h: Tensor) -> Tensor:
-    """sign(h)·√|h|: pooled activations are bursty, and large ones would decide every distance."""
-    return h.sign() * h.abs().clamp_min(1e-12).sqrt()  # the root's own slope at zero is infinite
+    """sign(h)·√|h|: pooled activations are heavy-tailed, and large ones would dominate every distance."""
+    return h.sign() * h.abs().clamp_min(1e-12).sqrt()  # the slope of the root at zero is infinite
 
 
 def median_distance(h: Tensor) -> Tensor:
@@ -91,13 +91,14 @@ def median_distance(h: Tensor) -> Tensor:
 def normalize(
     h: Tensor, kind: str, mean: Tensor, rms: Tensor, log_length: Tensor, log_spread: Tensor
 ) -> Tensor:
-    """What the kernel sees of h (B, D), given the running statistics of the training features.
+    """Normalised features of h (B, D), by the running statistics of the training features.
 
-    ``direction``: √D·(h − μ)/‖h − μ‖, (B, D); length is dropped, because unfamiliar images have short
-    features. ``polar``: the same and 0.3·√D·(log‖h − μ‖ − mean)/std as one more coordinate, (B, D+1); far
-    inputs stay far. ``rms``: (h − μ)/rms with one scale for all coordinates, (B, D); a distance-preserving
-    network keeps its geometry. ``power``: the direction of the signed square roots, μ being their mean,
-    (B, D); for frozen features, since near zero the root is steep. All have typical length √D.
+    ``direction``: √D·(h − μ)/‖h − μ‖, (B, D); length is dropped, because out-of-distribution images have
+    short features. ``polar``: the direction and 0.3·√D·(log‖h − μ‖ − mean)/std as one more coordinate, (B,
+    D+1); far inputs stay far. ``rms``: (h − μ)/rms with one scale for all coordinates, (B, D); a
+    distance-preserving network keeps its geometry. ``power``: the direction of the signed square roots, μ
+    being their mean, (B, D); for frozen features, since near zero the root is steep. All have typical length
+    √D.
     """
     centred = (signed_root(h) if kind == "power" else h) - mean
     if kind == "rms":
@@ -112,5 +113,5 @@ def normalize(
 
 
 def clip_length(z: Tensor, longest: float) -> Tensor:
-    """z · min(1, longest/‖z‖) by row: what lies outside the ball is moved to its surface."""
+    """z · min(1, longest/‖z‖) by row: points outside the ball are projected onto its surface."""
     return z * (longest / z.norm(dim=-1, keepdim=True).clamp_min(longest))

@@ -7,8 +7,8 @@ With q = softmax(u) at a point and w ∝ q_y over the points, the gradient of lo
 * or, by Price's theorem ∂E g/∂Σ = ½ E ∂²g/∂u², d ⊙ diag E_w H and E_w[H] F with
   H = (e_y − q)(e_y − q)ᵀ − diag(q) + qqᵀ.
 
-Price's form has no ε in it: much less variance while the noise is mild, and more than the path's when it is
-wide. Each row chooses for d and for F, by the variance that part brings.
+Price's form has no ε in it: much less variance where the noise is mild, and more than the path's where it is
+wide. Which form is used is decided for each example, for d and for F, by the variance of that part.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from torch import Tensor
 
 from hetsngp.functional.sampling import BLOCK, MILD_VARIANCE, IntegrationPoints, point_chunks, row_chunks
 
-# Below this q_y is taken from its logarithm, before float32 loses it.
+# Below this q_y is computed by its logarithm, before it underflows in float32.
 _SMALLEST = 1e-30
-# Numbers in a gradient below which a GPU is idle while the host asks it how many rows are of which kind: then
-# all rows are done both ways.
+# Elements of a gradient up to which a GPU computes both forms for all examples: it would be idle while the
+# host waits for the number of examples of each form.
 _SMALL = 2**22
 
 
@@ -52,7 +52,7 @@ class _Gaussian:
         return _Gaussian(self.mean[index], std, None if self.factor is None else self.factor[index])
 
     def mild(self) -> tuple[Tensor, Tensor]:
-        """Whether d, and whether F, brings little variance to every logit of a row: (B,) bool each."""
+        """Whether d, and whether F, adds little variance to every logit of an example: (B,) bool each."""
         none = torch.zeros_like(self.mean)
         each = (
             none if self.std is None else self.std.square(),
@@ -72,13 +72,13 @@ class _Gaussian:
 
 @dataclass
 class _Sums:
-    """Sums over points, all in units of exp(peak) so that an improbable label keeps its digits."""
+    """Sums over points, all in units of exp(peak) so that those of an improbable label do not underflow."""
 
     peak: Tensor  # (B,) largest log q_y so far
     weight: Tensor  # (B,) Σ w
     classes: Tensor  # (B, 1 + R, K): Σ w q, and Σ w q times ε_R or (F_y − 2 qᵀF)
     diagonal: Tensor  # (B, K): Σ w q ε_K or Σ w q²
-    label: Tensor  # (B, 1 + R): what only the label's own row gets, of d and of F
+    label: Tensor  # (B, 1 + R): terms of the label's row only, of d and of F
 
     @staticmethod
     def zeros(mean: Tensor, rank: int) -> _Sums:
@@ -110,8 +110,8 @@ class _Sums:
 class LabelNLL(torch.autograd.Function):
     """(mean, std, factor) → −log E softmax(u)_y (B,), u = mean + std ⊙ ε_K + F ε_R; std or F may be None.
 
-    ``factor`` is Fᵀ (B, R, K), the order in which every product over classes runs along memory. The gradient
-    is found on the way, so ``backward`` only scales it.
+    ``factor`` is Fᵀ (B, R, K), so that products over classes are contiguous in memory. ``forward`` computes
+    the gradient too; ``backward`` only scales it.
     """
 
     @staticmethod
@@ -140,7 +140,7 @@ class LabelNLL(torch.autograd.Function):
 
 
 def _by_kind(points: IntegrationPoints, count: int, y: Tensor, u: _Gaussian) -> tuple[Tensor, list[Tensor]]:
-    """Each row in the forms it chose, rows of the same choice together."""
+    """Value and gradients with the form that suits each example, examples of the same forms together."""
     mild_diagonal, mild_factor = u.mild()
     nll = torch.empty_like(u.mean[:, 0])
     grads = [torch.empty_like(t) for t in (u.mean, u.std, u.factor) if t is not None]
@@ -152,13 +152,13 @@ def _by_kind(points: IntegrationPoints, count: int, y: Tensor, u: _Gaussian) -> 
         elif rows_of_kind:
             rows = (kind == number).nonzero().squeeze(1)
             nll[rows], pieces = _value_and_gradient(points, count, y[rows], u.rows(rows), by_price)
-            for whole, piece in zip(grads, pieces, strict=True):
-                whole[rows] = piece
+            for total, piece in zip(grads, pieces, strict=True):
+                total[rows] = piece
     return nll, grads
 
 
 def _by_both(points: IntegrationPoints, count: int, y: Tensor, u: _Gaussian) -> tuple[Tensor, list[Tensor]]:
-    """Every row in both forms, of which it gets the ones it chose: no one need know how many chose which."""
+    """Value and gradients in both forms for every example, of which each takes its own: no host wait."""
     nll, along = _value_and_gradient(points, count, y, u, _ByPrice(diagonal=False, factor=False))
     _, price = _value_and_gradient(points, count, y, u, _ByPrice(diagonal=True, factor=True))
     choices = [mild for mild, part in zip(u.mild(), (u.std, u.factor), strict=True) if part is not None]

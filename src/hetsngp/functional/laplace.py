@@ -1,9 +1,9 @@
-"""Laplace posteriors of the random-feature weights β, Eq. (5) and what improves on it.
+"""Laplace posteriors of the random-feature weights β: Eq. (5) and improvements of it.
 
 With û = Φβ̂, p = softmax(û/τ) and the prior N(0, I), the Hessian of the negative log posterior has blocks
-I·[c = c′] + Σᵢ (pᵢ_c[c = c′] − pᵢ_c pᵢ_c′)/τ² · φᵢφᵢᵀ. The temperature is part of the likelihood that β̂ is
-the mode of, so it stays in. Functions here are sums over data (additive, so batches and processes can share
-the work) and factorisations of such sums; nothing is ever inverted.
+I·[c = c′] + Σᵢ (pᵢ_c[c = c′] − pᵢ_c pᵢ_c′)/τ² · φᵢφᵢᵀ. It includes the temperature, which is part of the
+likelihood of the MAP estimate β̂. Functions here are sums over data (additive, so batches and processes can
+share the work) and factorisations of such sums; no matrix is inverted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def output_fisher(probs: Tensor, temperature: Tensor | float = 1.0, weight: Tens
 
 
 def precision_cholesky(sums: Tensor) -> Tensor:
-    """Lower Cholesky factor of I + sums, in float64 whatever comes in: (…, m, m)."""
+    """Lower Cholesky factor of I + sums, in float64: (…, m, m)."""
     eye = torch.eye(sums.shape[-1], device=sums.device, dtype=torch.float64)
     return torch.linalg.cholesky(sums.double() + eye)
 
@@ -51,7 +51,7 @@ def cholesky_variance(cholesky: Tensor, phi: Tensor) -> Tensor:
 
 
 def contrast_basis(num_classes: int, like: Tensor) -> Tensor:
-    """Orthonormal basis (K, K−1) of the directions a softmax can see: all that is orthogonal to 1.
+    """Orthonormal basis (K, K−1) of the directions that a softmax depends on, those orthogonal to 1.
 
     >>> basis = contrast_basis(4, torch.zeros(()))
     >>> torch.allclose(basis.sum(0), torch.zeros(3), atol=1e-6)
@@ -66,8 +66,8 @@ def kronecker_eigen(sums: Tensor, fisher: Tensor) -> tuple[Tensor, Tensor, Tenso
     """Eigen-factors of I + Λ ⊗ G: (Q (m, m), λ (m,), U (K, K−1), γ (K−1,)), in float64.
 
     G = ``sums`` = ΣΦΦᵀ = QλQᵀ; Λ = ``fisher`` = UγUᵀ within the contrasts: the softmax-invariant direction 1
-    changes no probability and is left out. Of a diagonal Λ (K,) U is the identity, returned as None, and
-    γ = Λ: exact for the sigmoid, and nothing of K × K for very many classes.
+    changes no probability and is omitted. For a diagonal Λ (K,) U is the identity, returned as None, and γ =
+    Λ: exact for the sigmoid, and without K × K matrices for very many classes.
     """
     values, vectors = torch.linalg.eigh(sums.double())
     values = values.clamp_min(0)

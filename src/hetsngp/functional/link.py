@@ -1,8 +1,8 @@
 """From the Gaussian over logits to probabilities, Eq. (6): E softmax(u/τ) or E σ(u/τ).
 
-Sums over integration points are streamed (``streaming.py``), in O(B·K) memory. With two classes only the
-difference of the logits matters, and with the sigmoid only each logit's own variance: both are
-one-dimensional and done by quadrature, with no sampling error at all.
+Sums over integration points are streamed (:mod:`hetsngp.functional.sampling`), in O(B·K) memory. With two
+classes only the difference of the logits matters, and with the sigmoid only the marginal variance of each
+logit: both integrals are one-dimensional and computed by quadrature, without sampling error.
 """
 
 from __future__ import annotations
@@ -18,34 +18,32 @@ from hetsngp.functional.sampling import (
     IntegrationPoints,
     StreamedLogSoftmax,
     draw_seed,
+    num_coordinates,
     pack,
     random_signs,
     replicate_sums,
-    spread,
 )
 from hetsngp.types import Factor, UtilityNormal
 
 TARGET_ERROR = 0.005
 MAX_POINTS = 2**16
-# Independent randomisations behind an error estimate, and the points each begins with.
+# Independent randomisations from which an error is estimated, and the number of points each starts with.
 REPLICATES, FIRST = 8, 16
 # The largest of K errors should stay under the target, not only a typical one: three standard errors.
 SAFETY = 3.0
 # Elements of a factor (B, K, R) up to which a factored form is written out for the training loss.
 DENSE_LIMIT = 2**24
-
-
 # Up to this many classes a covariance is written in its K−1 contrasts before sampling: fewer coordinates,
-# for one small Cholesky factorisation a row. Worth up to 30 times fewer points at K = 3, 1.1 to 1.6 at 10
-# (benchmarks/points.py).
+# at the cost of one small Cholesky factorisation for each example. Up to 30 times fewer points at K = 3, 1.1
+# to 1.6 at 10 (benchmarks/points.py).
 CONTRAST_CLASSES = 32
 
 
 def in_contrasts(utility: UtilityNormal) -> UtilityNormal:
-    """The same law of the differences of logits on K−1 coordinates instead of K + R.
+    """Utility with the same distribution of logit differences in K−1 coordinates instead of K + R.
 
-    A Cholesky factor rather than eigenvectors: where the covariance is a multiple of I those are arbitrary,
-    and rounding would decide the result.
+    By a Cholesky factor rather than eigenvectors: those are arbitrary where the covariance is a multiple of
+    I, and rounding would decide the result.
     """
     # In float64: a covariance of low rank is singular, and float32 rounds it below zero.
     dtype, jitter = (torch.float32, 1e-5) if utility.mean.device.type == "mps" else (torch.float64, 1e-10)
@@ -74,10 +72,10 @@ def softmax_log_probs(
     """log E softmax(u) (``log_mean``), or E log softmax(u) (``mean_log``, Algorithm 1), differentiable.
 
     ``utility`` is already tempered, (B, K). Randomness comes from ``seed`` if given, else from
-    ``generator``. ``decorrelate`` gives each row its own signs of the shared points, so that a batch
-    gradient averages over them; predictions do without, so that a row never depends on its batch. ``part``
-    (i, n): these examples are the i-th of n equal parts of a batch, as where each process has one; with the
-    same seed they get the signs that they have in the whole batch.
+    ``generator``. ``decorrelate`` gives each example its own random signs of the shared points, so that a
+    batch gradient averages over them; without it, as in prediction, an example does not depend on its batch.
+    ``part`` (i, n): these examples are the i-th of n equal parts of a batch, as where each process has one;
+    with equal seeds they get the signs that they have in the whole batch.
 
     >>> u = UtilityNormal(torch.zeros(1, 3), torch.ones(1, 3))
     >>> softmax_log_probs(u, num_samples=64, seed=0).exp().sum()
@@ -85,7 +83,7 @@ def softmax_log_probs(
     """
     if utility.mean.shape[-1] == 2 and sampler == "sobol":
         return _two_class(utility, likelihood)
-    rank, diagonal = spread(utility)
+    rank, diagonal = num_coordinates(utility)
     if rank + diagonal == 0:
         return torch.log_softmax(utility.mean, -1)
     points = IntegrationPoints(sampler, rank, diagonal, draw_seed(generator) if seed is None else seed, part)
@@ -105,16 +103,16 @@ def softmax_nll(
     decorrelate: bool = False,
     part: tuple[int, int] = (0, 1),
 ) -> Tensor:
-    """−log E softmax(u)_y of labels y (B,): (B,), as :func:`softmax_log_probs` gives it.
+    """−log E softmax(u)_y of labels y (B,): (B,), as from :func:`softmax_log_probs`, with the same arguments.
 
     Value and gradient come from one pass over the points, several times faster and less noisy than all K
-    log-probabilities. A factored form that would be large when written out goes the long way.
+    log-probabilities, which are used only where a factored form is too large to be written out.
     """
     batch, classes = utility.mean.shape
     if classes == 2 and sampler == "sobol":
         mean, var = difference(utility)
         return -log_expected_sigmoid((2 * y - 1) * mean, var)
-    rank, diagonal = spread(utility)
+    rank, diagonal = num_coordinates(utility)
     form = utility.form
     large = (
         form is not None
@@ -186,12 +184,12 @@ def softmax_probs(
     max_points: int = MAX_POINTS,
     first: int = FIRST,
 ) -> tuple[Tensor, Tensor]:
-    """E softmax(u): probabilities (B, K) and the number of points each row took (B,).
+    """E softmax(u): probabilities (B, K) and the number of points used for each example (B,).
 
-    With ``num_samples`` None the number follows from the width of the noise: eight independent
-    randomisations run side by side, their spread estimates the standard error of every probability, and a
-    row stops when three times its largest is below ``target_error``. Rows do not influence each other.
-    ``first``: points that each randomisation begins with.
+    With ``num_samples`` None the number follows from the width of the noise: the standard error of every
+    probability is estimated from eight independent randomisations, and an example is finished when three
+    times its largest is below ``target_error``. Examples do not influence each other. ``first``: number of
+    points that each randomisation starts with.
 
     >>> wide = UtilityNormal(torch.zeros(1, 4), torch.full((1, 4), 25.0))
     >>> probs, points = softmax_probs(wide)
@@ -202,7 +200,7 @@ def softmax_probs(
     none = torch.zeros(batch, dtype=torch.long, device=utility.mean.device)
     if classes == 2 and sampler == "sobol":
         return _two_class(utility, "log_mean").exp(), none
-    rank, diagonal = spread(utility)
+    rank, diagonal = num_coordinates(utility)
     if rank + diagonal == 0:
         return torch.softmax(utility.mean, -1), none
     if sampler == "sobol" and classes <= CONTRAST_CLASSES:
@@ -235,7 +233,7 @@ def _adaptive(
     controlled: bool,
     first: int,
 ) -> tuple[Tensor, Tensor]:
-    """Double the points of every row until its estimated error meets the target, or they run out."""
+    """Double the points of every example until its estimated error is below the target or none are left."""
     batch, classes = utility.mean.shape
     probs = torch.empty_like(utility.mean)
     spent = torch.zeros(batch, dtype=torch.long, device=probs.device)

@@ -40,8 +40,8 @@ def low_rank_factor(raw: Tensor, rank: int) -> Factor:
 def parameter_efficient_factor(v: Tensor, basis: Tensor) -> Factor:
     """V(x) = v(x)1ᵀ ⊙ V₀, kept factored: v (B, K), V₀ (K, R).
 
-    The original code adds a bias to this product, which gives the noise a mean; the paper has none, nor have
-    we: u − f is zero-mean for every x.
+    The original code adds a bias to this product, which gives the noise a mean; here, as in the paper, u − f
+    is zero-mean for every x.
 
     >>> import torch
     >>> f = parameter_efficient_factor(torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0], [1.0]]))
@@ -53,10 +53,11 @@ def parameter_efficient_factor(v: Tensor, basis: Tensor) -> Factor:
 
 
 def feature_factor(readout: Tensor, std: Tensor, row: Tensor, basis: Tensor) -> FactorSum:
-    """βᵀ(v ⊙ V₀) and βᵀdiag(d) side by side: noise on features as a factor of the logits' covariance.
+    """βᵀ(v ⊙ V₀) and βᵀdiag(d) concatenated: noise on features as a factor of the logits' covariance.
 
     readout β: (m, M, K) of M members; std d: (B, m); row v: (B, m); basis V₀: (m, R). Factors of B·M rows.
-    The second has rank m and stays β ⊙ d, β shared by the batch; only with several members is it written out.
+    The second has rank m and is stored as β ⊙ d, β shared by the batch; only with several members is it
+    written out.
 
     >>> import torch
     >>> beta = torch.tensor([[1.0, 0.0], [0.0, 2.0]]).view(2, 1, 2)

@@ -10,8 +10,8 @@ and the trapezoid rule converges exponentially on both (Trefethen & Weideman 201
 In the lower tail m < −s²/2 the mass leaves the nodes; tilting the normal brings it back:
 E σ(x) = exp(m + s²/2) · E σ(−x′),  x′ ~ N(m + s², s²).
 
-All nodes of a piece of the tensor are taken at once; the derivatives come with the values, so what is kept
-for the backward pass has the size of the result.
+All nodes of a piece of the tensor are evaluated at once, and the derivatives with the values, so that tensors
+of the size of the result are all that is saved for the backward pass.
 """
 
 from __future__ import annotations
@@ -30,15 +30,13 @@ _LOG_2PI = math.log(2 * math.pi)
 # tails e^{−range²/2} and e^{−range}; below 1e-14 for float64 and 1e-9 for float32.
 _NARROW = {torch.float64: (10.0, 0.36), torch.float32: (7.5, 0.6)}
 _LOGISTIC = {torch.float64: (38.0, 0.5), torch.float32: (21.0, 0.75)}
-
-
-# Elements × nodes worked on at a time: what a cache holds, or what keeps a GPU busy between two looks of the
-# host at what is wide (128 MiB in float32).
+# Elements × nodes evaluated at a time: what fits into a CPU's cache, or keeps a GPU busy (128 MiB in
+# float32).
 PIECE, PIECE_ON_GPU = 2**20, 2**25
 
 
 def _nodes(rule: dict[torch.dtype, tuple[float, float]], like: Tensor) -> tuple[Tensor, float]:
-    """The nodes as a column (n, 1), and their distance."""
+    """Nodes as a column (n, 1), and their distance."""
     half, step = rule[like.dtype]
     count = math.floor(half / step)
     return (step * torch.arange(-count, count + 1, device=like.device, dtype=like.dtype)).unsqueeze(1), step
@@ -121,7 +119,7 @@ def _piece(m: Tensor, s: Tensor, kind: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _LogisticExpectation(torch.autograd.Function):
-    """Value and both derivatives in one go: three tensors of the result's size are all that is kept."""
+    """Value and both derivatives in one pass; two tensors of the result's size are saved."""
 
     @staticmethod
     def forward(ctx: Any, m: Tensor, var: Tensor, kind: str) -> Tensor:

@@ -1,7 +1,9 @@
-"""Sums over integration points in O(B·K) memory: a block is drawn, used and forgotten.
+"""Integration points, and streamed sums over them in O(B·K) memory.
 
-The backward pass draws the same blocks again instead of keeping them, so a gradient costs no more memory
-than a value, whatever the number of points.
+:class:`IntegrationPoints` draws blocks of normal points that can be drawn again. Sums over points use one
+block at a time, and the backward pass draws the same blocks again instead of storing them, so a gradient
+costs no more memory than a value, whatever the number of points. :class:`TaylorControl` is the control
+variate of mild noise.
 """
 
 from __future__ import annotations
@@ -17,14 +19,21 @@ from torch import Tensor
 
 from hetsngp.types import Factor, FactorSum, UtilityNormal
 
-# Past this many coordinates a net of a few hundred points has no structure left to offer.
+# In more coordinates than these a Sobol net of a few hundred points is no better than a Latin hypercube.
 SOBOL_DIMENSIONS = 128
-# A scramble costs milliseconds: a few are kept, and the digital shift makes each use of them unbiased.
+# A scramble costs milliseconds: a few are cached, and the digital shift makes each use of them unbiased.
 SCRAMBLES = 16
 LATIN_SCRAMBLES = 4
 _BITS = 30  # resolution of torch's Sobol engine
-# Most points held at a time: the memory of a block is BLOCK·(K + R), whatever the number of points.
+# Most points in memory at a time: a block takes BLOCK·(K + R) numbers, whatever the number of points.
 BLOCK = 256
+# Largest variance of a logit for which the Taylor expansion reduces the error.
+MILD_VARIANCE = 1.5
+# Elements of a working chunk: a few MiB, so that it stays in a CPU's cache; more for a GPU.
+CPU_CHUNK, GPU_CHUNK = 2**18, 2**24
+
+
+# --- integration points ---------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=64)
@@ -35,7 +44,7 @@ def _sobol(dimension: int, count: int, scramble: int) -> Tensor:
 
 
 def _normal_from_uniform(x: Tensor) -> Tensor:
-    """Φ⁻¹, kept off the ends where it is infinite."""
+    """Φ⁻¹(x), with x clamped away from 0 and 1, where it is infinite."""
     tiny = torch.finfo(x.dtype).eps / 2
     return torch.special.ndtri(x.clamp(tiny, 1 - 2 * tiny))
 
@@ -52,8 +61,8 @@ def _latin_hypercube(
 ) -> Tensor:
     """(count, dimension) uniform points with one point in each of ``count`` strata of every coordinate.
 
-    Sorting is what costs, so a few sets of permutations are kept; rotating every column by a shift of its
-    own makes each use unbiased, as if the permutations were fresh.
+    Sorting is slow, so a few sets of permutations are cached; rotating every column by a random shift makes
+    each use unbiased.
     """
     kind: dict[str, Any] = {"generator": generator, "device": like.device}
     turn = torch.randint(count, (dimension,), dtype=torch.int16, **kind)
@@ -63,7 +72,7 @@ def _latin_hypercube(
 
 @dataclass(frozen=True)
 class IntegrationPoints:
-    """A reproducible stream of normal points: equal fields and indices give equal points.
+    """Reproducible stream of normal points: equal fields and indices give equal points.
 
     ``rank``: coordinates of the factor (R); ``diagonal``: coordinates of the diagonal (K, or 0). Replicates
     are independent randomisations, which is what makes an error estimate possible. ``part``: (i, n) if the
@@ -108,11 +117,11 @@ class IntegrationPoints:
             # Rounded up to a power of four so that the cache holds few entries.
             length = 4 ** math.ceil(math.log2(start + count) / 2)
             net = _sobol(sobol, length, (self.seed + replicate) % SCRAMBLES)[start : start + count]
-            # Without waiting: the driver takes what is in ordinary memory before it returns.
+            # Pageable memory is copied before the call returns, so non_blocking is safe.
             uniform = ((net ^ shift).double() / 2**_BITS).to(like.dtype)
             columns.append(uniform.to(like.device, non_blocking=True))
         if latin:
-            # Blocks and replicates differ by their shifts; nearby ones by their permutations too.
+            # Blocks and replicates differ by their shifts, nearby ones also by their permutations.
             scramble = (self.seed + replicate + start // max(count, 1)) % LATIN_SCRAMBLES
             columns.append(_latin_hypercube(count, latin, scramble, generator, like))
         if not columns:
@@ -130,18 +139,20 @@ class IntegrationPoints:
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
-    """A seed for :class:`IntegrationPoints` from ``generator``, or from torch's default generator."""
+    """Draw a seed for :class:`IntegrationPoints` from ``generator``, or from torch's default generator."""
     device = "cpu" if generator is None else generator.device
     return int(torch.randint(2**62, (), generator=generator, device=device).item())
 
 
-# Largest variance of a logit for which the expansion pays.
-MILD_VARIANCE = 1.5
+# --- control variate ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class TaylorControl:
-    """``probs``: softmax at the mean (B, K). ``expectation``: of the expansion's deviation from it (B, K)."""
+    """Second-order expansion of softmax(u) around the mean, whose expectation is known.
+
+    ``probs``: softmax at the mean (B, K). ``expectation``: that of the expansion minus ``probs`` (B, K).
+    """
 
     probs: Tensor
     expectation: Tensor
@@ -163,7 +174,7 @@ class TaylorControl:
         return TaylorControl(p, 0.5 * p * (second - (p * second).sum(-1, keepdim=True)))
 
     def rows(self, index: slice) -> TaylorControl:
-        """The expansions of some rows of the batch."""
+        """Expansions of some examples of the batch."""
         return TaylorControl(self.probs[index], self.expectation[index])
 
     def deviation(self, delta: Tensor) -> Tensor:
@@ -175,15 +186,14 @@ class TaylorControl:
         return p * (centred + 0.5 * (square - spread)) - self.expectation.unsqueeze(-2)
 
 
-# Elements of a working chunk: a few MiB, so that it stays in a CPU's cache; a GPU wants more at a time.
-CPU_CHUNK, GPU_CHUNK = 2**18, 2**24
+# --- draws and streamed sums ----------------------------------------------------------------------------
 
 
-def spread(utility: UtilityNormal) -> tuple[int, int]:
-    """(rank, diagonal): how many normal coordinates this utility needs. (0, 0): it is a point."""
+def num_coordinates(utility: UtilityNormal) -> tuple[int, int]:
+    """(rank, diagonal): numbers of normal coordinates of this utility; (0, 0) without variance."""
     form = utility.form
-    # Under tracing a value cannot be looked at, so the diagonal is taken to be there.
-    # What a gradient flows into is there to be moved; a look at it would make the host wait for the device.
+    # Values cannot be read under tracing, and reading them makes the host wait for the device: a diagonal is
+    # assumed there, and where it has a gradient.
     diagonal = torch.compiler.is_compiling() or utility.var.requires_grad or bool(utility.var.any())
     return (0 if form is None else form.rank), (utility.mean.shape[-1] if diagonal else 0)
 
@@ -203,7 +213,7 @@ def _draw(utility: UtilityNormal, std: Tensor, eps_factor: Tensor, eps_diagonal:
 
 
 def row_chunks(mean: Tensor, points: int) -> list[slice]:
-    """Rows of mean (B, K) that are worked on at a time."""
+    """Slices of the rows of mean (B, K) that are processed at a time."""
     batch, classes = mean.shape
     budget = CPU_CHUNK if mean.device.type == "cpu" else GPU_CHUNK
     rows = max(1, min(batch, budget // (min(points, 32) * classes)))
@@ -211,14 +221,14 @@ def row_chunks(mean: Tensor, points: int) -> list[slice]:
 
 
 def point_chunks(points: int, rows: int, classes: int, device: torch.device) -> list[slice]:
-    """Points that those rows meet at a time."""
+    """Slices of the points that ``rows`` rows are evaluated at together."""
     budget = CPU_CHUNK if device.type == "cpu" else GPU_CHUNK
     step = max(1, min(points, budget // max(1, rows * classes)))
     return [slice(i, min(i + step, points)) for i in range(0, points, step)]
 
 
 def pack(utility: UtilityNormal) -> list[Tensor | None]:
-    """A utility as a flat list: mean, std, then basis, row, column of each factor."""
+    """Utility as a flat list of tensors: mean, std, then basis, row, column of each factor."""
     form = utility.form
     parts = () if form is None else form.parts if isinstance(form, FactorSum) else (form,)
     tensors: list[Tensor | None] = [utility.mean, utility.var.sqrt()]
@@ -228,7 +238,7 @@ def pack(utility: UtilityNormal) -> list[Tensor | None]:
 
 
 def unpack(tensors: list[Tensor | None]) -> tuple[UtilityNormal, Tensor]:
-    """The utility of a flat list (its ``var`` is a placeholder) and its std."""
+    """Utility of a flat list, with a placeholder as its ``var``, and its std."""
     mean, std = tensors[:2]
     assert mean is not None
     assert std is not None
@@ -241,8 +251,8 @@ def unpack(tensors: list[Tensor | None]) -> tuple[UtilityNormal, Tensor]:
 
 
 def sample(utility: UtilityNormal, count: int, *, sampler: str = "sobol", seed: int = 0) -> Tensor:
-    """Draws of u at ``count`` integration points: (B, count, K), held at once."""
-    rank, diagonal = spread(utility)
+    """Draws of u at ``count`` integration points, all in memory: (B, count, K)."""
+    rank, diagonal = num_coordinates(utility)
     eps_factor, eps_diagonal = IntegrationPoints(sampler, rank, diagonal, seed).block(
         0, count, like=utility.mean
     )
@@ -315,7 +325,7 @@ class StreamedLogSoftmax(torch.autograd.Function):
 
 
 def _rows_of(tensor: Tensor, position: int, rows: slice) -> Tensor:
-    """The rows of a packed tensor; a basis of two dimensions is shared by the batch."""
+    """Rows of a packed tensor; a basis of two dimensions is shared by the batch."""
     shared = position >= 2 and (position - 2) % 3 == 0 and tensor.dim() == 2
     return tensor if shared else tensor[rows]
 
@@ -323,7 +333,7 @@ def _rows_of(tensor: Tensor, position: int, rows: slice) -> Tensor:
 def stream(
     utility: UtilityNormal, points: IntegrationPoints, count: int, flip: Tensor | None
 ) -> Iterator[Any]:
-    """Yield (ε_R, ε_K, rows, utility of the rows) until every row has met every point once."""
+    """Yield (ε_R, ε_K, rows, utility of the rows), every row with every point once."""
     for start in range(0, count, BLOCK):
         size = min(BLOCK, count - start)
         eps_factor, eps_diagonal = points.block(start, size, like=utility.mean)
@@ -340,7 +350,7 @@ def stream(
 
 
 def random_signs(points: IntegrationPoints, batch: int, like: Tensor) -> Tensor:
-    """A random sign for every coordinate of every row: the rows' integration errors become uncorrelated."""
+    """Random signs of the coordinates of every example: errors of examples become uncorrelated."""
     generator = torch.Generator(device=like.device).manual_seed(points.seed)
     index, parts = points.part
     shape = (parts * batch, points.rank + points.diagonal)

@@ -21,7 +21,7 @@ _CONV_WEIGHT: dict[int, Callable[..., Tensor]] = {1: conv1d_weight, 2: conv2d_we
 
 
 def start_vector(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """A fixed Gaussian vector to start the power iteration from.
+    """Fixed Gaussian vector from which the power iteration starts.
 
     Drawn with a fixed seed on the CPU: the global generator is left alone, and every rank and every resumed
     run starts from the same vector on every device.
@@ -109,7 +109,7 @@ def conv_direction(
 
 
 def cached_norm(weight: Tensor, direction: Tensor, groups: int = 1) -> Tensor:
-    """σ ≈ ⟨W, G⟩, the largest of the groups, of a weight that has moved since G was made.
+    """σ ≈ ⟨W, G⟩, the largest of the groups, of a weight that has changed since G was computed.
 
     weight and direction: (out, in/groups, ...); returns a scalar, float32 or better. ⟨W, G⟩ = ⟨u, Av⟩ with
     unit vectors: equal to σ at the weight of G (σ is homogeneous of degree one), exact to first order in the
@@ -117,13 +117,13 @@ def cached_norm(weight: Tensor, direction: Tensor, groups: int = 1) -> Tensor:
     `conv_norm`, which hold u and v fixed: G, of the largest group.
     """
     product = _wide(weight) * direction
-    if groups == 1:  # a handful of kernels fewer
+    if groups == 1:  # fewer kernel launches
         return product.sum()
     return product.reshape(groups, -1).sum(dim=1).amax()
 
 
 def soft_bound(weight: Tensor, sigma: Tensor, bound: Tensor | float) -> Tensor:
-    """The weight with its norm held under c: W·min(1, c/σ).
+    """Weight with its norm bounded by c: W·min(1, c/σ).
 
     weight: any shape, returned in its own dtype; sigma: scalar; bound: c > 0. Where σ ≤ c the weight passes
     unchanged to the bit and no gradient reaches σ; σ = 0 is allowed.
@@ -246,13 +246,13 @@ def _pads(padding: Size | str, kernel: Sequence[int], dilation: Sequence[int]) -
 
 
 def _pad_adjoint(y: Tensor, size: Sequence[int], pads: Sequence[tuple[int, int]], mode: str) -> Tensor:
-    """Adjoint of F.pad: zeros are cut off, copies are added back to the places they were copied from."""
+    """Adjoint of F.pad: zeros are cut off, copies are added to the elements they were copied from."""
     for axis, (n, pad) in enumerate(zip(size, pads, strict=True), start=1):
         if mode == "constant":
             y = y.narrow(axis, pad[0], n)
         elif any(pad):
-            place = torch.arange(n, dtype=y.dtype, device=y.device)
-            source = F.pad(place[None, None], pad, mode=mode)[0, 0].long()
+            index = torch.arange(n, dtype=y.dtype, device=y.device)
+            source = F.pad(index[None, None], pad, mode=mode)[0, 0].long()
             shape = [*y.shape[:axis], n, *y.shape[axis + 1 :]]
             y = y.new_zeros(shape).index_add(axis, source, y)
     return y

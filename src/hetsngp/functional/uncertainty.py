@@ -1,4 +1,4 @@
-"""The split of doubt: total H(y) = data E_f[H(y | f)] + model I(y; f), in nats.
+"""The split of uncertainty: total H(y) = data E_f[H(y | f)] + model I(y; f), in nats.
 
 y | f still averages over the label noise, so the data term is a nested expectation: outer points f, inner
 points u | f that are the same for every f. Common inner points make their error cancel in the difference
@@ -18,16 +18,16 @@ from hetsngp.functional.quadrature import log_expected_sigmoid, normal_nodes
 from hetsngp.functional.sampling import sample
 from hetsngp.types import Prediction, UtilityNormal
 
-# Up to so many classes, this many (outer, inner) points of the nested rule: about 10⁵ softmax terms a row,
+# Classes up to which → (outer, inner) points of the nested rule: about 10⁵ softmax terms for each example,
 # for an error near a hundredth of a nat (a few times that for wide posteriors over many classes). Without
-# noise the inner points go to the outer rule.
+# noise the outer rule gets the inner points too.
 NESTED = {8: (512, 64), 32: (256, 32), 128: (64, 32), 10**9: (32, 16)}
 MOST_OUTER, LEAST_OUTER = 4096, 16
 CHUNK = 2**20
 
 
 def entropy(probs: Tensor) -> Tensor:
-    """H of each row of probs (B, K): (B,).
+    """Entropy H of each row of probs (B, K): (B,).
 
     >>> entropy(torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
     tensor([0.6931, 0.0000])
@@ -45,10 +45,10 @@ def model_uncertainty(
 ) -> Tensor:
     """I(y; f) under the softmax link: (B,). ``latent`` is f/τ and ``noise`` u − f over τ, mean zero.
 
-    ``probs`` (B, K) is E softmax(u/τ). K = 2 is done by quadrature. Otherwise M nested points estimate
-    H(mean p) − mean H(p), which cannot exceed log M; as it nears that ceiling (very many classes, far from
-    the data) H(probs) − mean H(p) takes over, which has no ceiling but carries the error of ``probs``.
-    ``members``: results of so many calls are averaged, so that each may use as much fewer outer points.
+    ``probs`` (B, K) is E softmax(u/τ). K = 2 is computed by quadrature. Otherwise M nested points estimate
+    H(mean p) − mean H(p), which cannot exceed log M; near that limit (very many classes, far from the data)
+    H(probs) − mean H(p) is used instead, which has no limit but includes the error of ``probs``.
+    ``members``: number of calls whose results are averaged; each uses that many times fewer outer points.
     """
     spread = latent.marginal_variance().amax(-1)
     if not bool(spread.any()):
@@ -71,7 +71,7 @@ def _two_class(latent: UtilityNormal, noise: UtilityNormal | None, probs: Tensor
 def sigmoid_model_uncertainty(mean: Tensor, latent_var: Tensor, noise_var: Tensor, probs: Tensor) -> Tensor:
     """Σ_c I(y_c; f_c) under the sigmoid link, by quadrature over f_c: arguments (B, K) → (B,)."""
     std = latent_var.sqrt()
-    if not bool(latent_var.any()):  # without a posterior there is nothing to know of f, and much to integrate
+    if not bool(latent_var.any()):  # without a posterior I(y; f) = 0
         return torch.zeros_like(mean[:, 0])
     # The integrand's features have a width of ~3 logits: nodes at most 1.5 apart, down to a step of 1/128.
     step = 2.0 ** -min(7, max(1, math.ceil(math.log2(max(float(std.max()), 1.0) / 1.5))))
@@ -93,7 +93,7 @@ def _nested(
     outer, inner = next(points for most, points in NESTED.items() if classes <= most)
     if noise is None:
         outer, inner = min(outer * inner, MOST_OUTER), 1
-    # H(mean p) is biased by about 1/outer; averaging leaves that, so there is a least number.
+    # H(mean p) is biased by about 1/outer, which averaging does not remove: a minimum number.
     outer = max(outer // members, min(outer, LEAST_OUTER))
     if classes <= CONTRAST_CLASSES:
         latent, noise = in_contrasts(latent), None if noise is None else in_contrasts(noise)
@@ -129,11 +129,11 @@ def _mutual_information(f: Tensor, shift: Tensor, probs: Tensor) -> Tensor:
 
 
 def mixture(members: Sequence[Prediction], *, sigmoid: bool) -> Prediction:
-    """Equal shares of several predictions of the same inputs, as one: probabilities are averaged.
+    """Prediction of the mixture of several members, with equal weights, for the same inputs.
 
-    total = I(y; member) + mean I(y; f) + mean E[H(y | f)]. A member's own ``member_uncertainty`` (if it is a
-    mixture itself) counts as disagreement too. ``ood_score`` is the members' mean plus their disagreement:
-    where it is the model uncertainty, or the entropy, it is that of the mixture again.
+    total = I(y; member) + mean I(y; f) + mean E[H(y | f)]. The ``member_uncertainty`` of a member that is
+    itself a mixture counts as disagreement too. ``ood_score`` is the members' mean plus their disagreement:
+    where it is the model uncertainty, or the entropy, of each member, it is that of the mixture.
     """
     if len(members) == 1:
         return members[0]

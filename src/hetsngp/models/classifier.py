@@ -219,7 +219,7 @@ class Classifier(nn.Module):
     def dataset_size(self, size: float | None) -> None:
         self._dataset_size = None if size is None else check_positive("dataset_size", size)
         if size is not None and self.wants_class_counts:
-            self.head.spread_counts(size)
+            self.head.set_uniform_counts(size)
 
     @property
     def class_counts(self) -> Tensor | None:

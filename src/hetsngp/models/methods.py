@@ -165,7 +165,7 @@ def make_head(
     if options.class_counts is not None:
         head.set_class_counts(check_class_counts(options.class_counts, num_classes))
     elif options.dataset_size is not None:
-        head.spread_counts(options.dataset_size)
+        head.set_uniform_counts(options.dataset_size)
     home = next((t.device for t in (*backbone.parameters(), *backbone.buffers())), None)
     if home is not None and head.temperature.device.type != "meta":
         head.to(home)

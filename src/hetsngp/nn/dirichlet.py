@@ -1,5 +1,7 @@
-"""The Posterior Network's head (Charpentier et al. 2020): a density for each class says how much evidence it
-has, and the evidence is a Dirichlet. h → z → α → p.
+"""Head of the Posterior Network (Charpentier et al. 2020): h → z → α → p.
+
+:class:`ClassFlows` is a density of z for each class; :class:`DirichletHead` turns densities into evidence,
+the concentration α of a Dirichlet over p.
 """
 
 from __future__ import annotations
@@ -21,14 +23,22 @@ from hetsngp.validation import check_class_labels
 
 # softplus of this is one: a layer acts at about one standard deviation around its centre.
 UNIT_ALPHA = math.log(math.e - 1)
-# β′ starts so near to α′: almost the identity. At the identity itself the centres have no gradient.
+# Initial standard deviation of β′ around α′: almost the identity, at which the centres would have no
+# gradient.
 INITIAL_STD = 0.01
+# z is measured in units of e^(1/2) standard deviations, which multiplies a density by e^(L/2): as much as a
+# Gaussian decreases at a typical distance, √L. In units of one standard deviation the initial evidence is so
+# low that small tables are not learned; in larger units it is so high that the densities do not concentrate
+# on the data (docs/decisions.md).
+LOG_UNIT = 0.5
+# Evidence of e⁵⁰ ≈ 5·10²¹ examples is certainty, and its square is still finite.
+MOST_LOG_EVIDENCE = 50.0
 
 
 class ClassFlows(KeepsPrecision):
-    """q(z | c): F radial layers for each of K classes on a latent of L dimensions, near N(0, I) at first.
+    """q(z | c): F radial layers for each of K classes on a latent of L dimensions, initially near N(0, I).
 
-    Every class has its own random centres, so that classes part as soon as they are trained.
+    Every class has its own random centres, so that training can tell the classes apart.
 
     >>> flows = ClassFlows(num_classes=3, latent_dim=2, layers=4)
     >>> flows(torch.zeros(5, 2)).shape
@@ -49,17 +59,8 @@ class ClassFlows(KeepsPrecision):
         return functional.log_density(z, self.centres.to(z), self.raw_alphas.to(z), self.raw_betas.to(z))
 
 
-# log q is of z in units of e^(1/2) standard deviations, which multiplies a density by e^(L/2): as much as a
-# Gaussian falls off by at a typical distance, √L. In units of one standard deviation the evidence starts so
-# low that small tables are not learned; in larger ones than this it starts so high that nothing makes the
-# densities gather around the data (docs/decisions.md).
-LOG_UNIT = 0.5
-# Evidence of e⁵⁰ ≈ 5·10²¹ examples is certainty, and its square still a number.
-MOST_LOG_EVIDENCE = 50.0
-
-
 class LatentNorm(nn.BatchNorm1d):
-    """BatchNorm that takes a single row in training too, by its running statistics."""
+    """BatchNorm that normalises a single training example by the running statistics."""
 
     def forward(self, input: Tensor) -> Tensor:
         """z: (B, L) → (B, L)."""
@@ -72,8 +73,8 @@ class LatentNorm(nn.BatchNorm1d):
 class DirichletHead(KeepsPrecision, Head):
     """α_c = 1 + (N_c·q(z|c))^(1/τ), p ~ Dir(α), z = BatchNorm(Wh + b) in a few dimensions.
 
-    q is a normalising flow for each class, so that evidence cannot be everywhere; N_c, the number of its
-    training examples, is what there is to distribute. τ = 1 is the paper; calibration moves it.
+    q is a normalising flow for each class, so that evidence cannot be large everywhere; N_c, the number of
+    training examples of class c, is the total that q distributes. τ = 1 is the paper; calibration sets it.
     """
 
     counts: Tensor
@@ -98,9 +99,9 @@ class DirichletHead(KeepsPrecision, Head):
         self.flows = ClassFlows(num_classes, latent_dim, flow_layers, generator=generator)
         self.register_buffer("counts", torch.ones(num_classes))
         self.register_buffer("counted", torch.tensor(False))
-        self._counted = False  # the same, for asking it at every step without waiting for a GPU
+        self._counted = False  # copy of ``counted`` that can be read without waiting for a GPU
 
-    def spread_counts(self, total: float) -> None:
+    def set_uniform_counts(self, total: float) -> None:
         self.counts.fill_(total / self.num_classes)
 
     @property
@@ -120,24 +121,24 @@ class DirichletHead(KeepsPrecision, Head):
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._counted = bool(state_dict.get(prefix + "counted", self._counted))
 
-    # --- the road ---------------------------------------------------------------------------------------
+    # --- h → z → α --------------------------------------------------------------------------------------
 
     def log_evidence(self, h: Tensor) -> Tensor:
-        """log N_c + log q(z | c): (B, D) → (B, K). A class without examples has none."""
+        """log N_c + log q(z | c): (B, D) → (B, K); −∞ for a class without examples."""
         h = h.to(self.counts.dtype)
         return self.log_density(self.norm(self.projection(h))) + self.counts.log()
 
     def log_density(self, z: Tensor) -> Tensor:
-        """log q(z | c) of z = BatchNorm(Wh + b), in its unit: (B, L) → (B, K)."""
+        """log q(z | c) of z = BatchNorm(Wh + b), in the unit of :data:`LOG_UNIT`: (B, L) → (B, K)."""
         log_density: Tensor = self.flows(z) + z.shape[-1] * LOG_UNIT
         return log_density
 
     def concentration(self, log_evidence: Tensor, temperature: Tensor) -> Tensor:
-        """α ≥ 1: (B, K), in float64 where there is one."""
+        """α ≥ 1: (B, K), in float64 where the device has it."""
         wide = log_evidence if log_evidence.device.type == "mps" else log_evidence.double()
         return 1 + (wide / temperature.to(wide)).clamp_max(MOST_LOG_EVIDENCE).exp()
 
-    def _mode_concentration(self, h: Tensor) -> Tensor:
+    def _map_concentration(self, h: Tensor) -> Tensor:
         temperature = self.training_temperature if self.training else self.mode_temperature
         return self.concentration(self.log_evidence(h), temperature)
 
@@ -149,14 +150,14 @@ class DirichletHead(KeepsPrecision, Head):
     def nll(self, h: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """E_p[−log p_y] − λ·H(Dir(α)), the UCE loss with its regulariser, λ = ``entropy_weight``: (B,)."""
         y = check_class_labels(y, self.num_classes, h.shape[0])
-        alpha = self._mode_concentration(h)
+        alpha = self._map_concentration(h)
         loss = dirichlet.uncertain_cross_entropy(alpha, y)
         if self.entropy_weight:
             loss = loss - self.entropy_weight * dirichlet.differential_entropy(alpha)
         return loss.to(h.dtype)
 
     def log_probs(self, h: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        return dirichlet.mean(self._mode_concentration(h)).log().to(h.dtype)
+        return dirichlet.mean(self._map_concentration(h)).log().to(h.dtype)
 
     # --- prediction -------------------------------------------------------------------------------------
 
@@ -170,8 +171,8 @@ class DirichletHead(KeepsPrecision, Head):
     ) -> Prediction:
         """Data uncertainty is E_p[H(p)], model uncertainty I(y; p), all in closed form.
 
-        ``ood_score`` is −log of the evidence of all classes together: the model uncertainty stops growing
-        where the evidence is gone, the density goes on falling.
+        ``ood_score`` is −log of the total evidence: model uncertainty reaches its maximum where there is no
+        evidence, while the density decreases further.
         """
         log_evidence = self.log_evidence(h)
         alpha = self.concentration(log_evidence, self.temperature)

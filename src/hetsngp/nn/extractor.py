@@ -1,4 +1,4 @@
-"""A classifier without its last layer: x → h, for any network whose logits a linear layer produces."""
+"""Backbone from a classifier without its last layer: x → h, for any network that ends in a linear layer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from torch import Tensor, nn
 
 READS = ("output", "input")
-# Hugging Face's batches carry their labels, from which the network would compute a loss of its own.
+# Hugging Face's batches contain the labels, from which the network would compute a loss.
 LABELS = ("labels", "label", "label_ids")
 
 
 class Passage(nn.Module):
-    """Stands where the last layer stood and lets its input through."""
+    """Replacement of the last layer that returns its input."""
 
     def forward(self, h: Tensor) -> Tensor:
         """h → h."""
@@ -22,10 +22,10 @@ class Passage(nn.Module):
 
 
 class Catch(nn.Module):
-    """Stands where the last layer stood, keeps its input for :meth:`take`, and returns logits of zero.
+    """Replacement of the last layer that stores its input for :meth:`take` and returns logits of zero.
 
-    For networks that go on after the logits (a softmax, a second output): what follows runs on the zeros.
-    Calls from several threads do not see each other's.
+    For networks with operations after the logits (a softmax, a second output), which run on the zeros. Calls
+    from several threads are kept apart.
     """
 
     def __init__(self, num_outputs: int, dim: int = -1) -> None:
@@ -41,11 +41,11 @@ class Catch(nn.Module):
         return h.new_zeros(shape)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what nobody took: copies and pickles have no use for it."""
+        """State without stored inputs, which copies and pickles do not need."""
         return {**self.__dict__, "_caught": {}}
 
     def take(self) -> Tensor:
-        """The input of the last call."""
+        """Input of the last call in this thread."""
         try:
             return self._caught.pop(threading.get_ident())
         except KeyError:
@@ -56,13 +56,12 @@ class Catch(nn.Module):
 
 
 class Extractor(nn.Module):
-    """``network`` without the layer named ``classifier``: x → what entered that layer, h (B, D).
+    """``network`` without the layer named ``classifier``: x → the input of that layer, h (B, D).
 
-    x is whatever the network takes: a tensor, a dict of keyword arguments (labels among them are left out) or
-    a tuple of positional ones. ``reads``: "output", the network's output once that layer passes its input
-    on; or "input", what reaches that layer. ``num_outputs``: what the layer gave, K. A ``frozen`` network
-    has no gradients and stays in eval mode: BatchNorm keeps its statistics, and dropout is off. The network
-    is changed in place.
+    x is a tensor, a dict of keyword arguments of the network (without labels) or a tuple of positional ones.
+    ``reads``: "output", the network's output when that layer returns its input; or "input", the input of that
+    layer. ``num_outputs``: outputs of the layer, K. A ``frozen`` network has no gradients and stays in eval
+    mode: BatchNorm keeps its statistics, and dropout is off. The network is changed in place.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3), nn.LogSoftmax(1))
@@ -106,7 +105,7 @@ class Extractor(nn.Module):
         return flat(catch.take())
 
     def train(self, mode: bool = True) -> Extractor:
-        """As every module, but a frozen network stays in eval mode."""
+        """Set the mode; a frozen network stays in eval mode."""
         super().train(mode)
         if self.frozen:
             self.network.eval()
@@ -114,7 +113,7 @@ class Extractor(nn.Module):
 
     @property
     def description(self) -> dict[str, Any]:
-        """What a saved model needs to know of its backbone."""
+        """Description of the backbone in a saved model."""
         stripped = {
             "classifier": self.classifier,
             "num_features": self.num_features,
@@ -125,12 +124,12 @@ class Extractor(nn.Module):
         return {**self.source, "extractor": stripped}
 
     def extra_repr(self) -> str:
-        """For ``print(model)``."""
+        """Summary for ``print(model)``."""
         return f"classifier={self.classifier!r}, num_features={self.num_features}, frozen={self.frozen}"
 
 
 class Features(nn.Module):
-    """The backbone of a head that is given features: h → h. ``kind``: of the network they are from."""
+    """Identity backbone for a head on features: h → h. ``kind``: that of the network they are from."""
 
     def __init__(self, num_features: int, kind: str | None = None) -> None:
         super().__init__()
@@ -142,7 +141,7 @@ class Features(nn.Module):
 
 
 def call(network: nn.Module, x: Any) -> Any:
-    """``network`` on a tensor, on the keyword arguments in a dict, or on the arguments in a tuple."""
+    """Call ``network`` with a tensor, the keyword arguments in a dict, or the arguments in a tuple."""
     if isinstance(x, Mapping):
         return network(**{name: value for name, value in x.items() if name not in LABELS})
     if isinstance(x, tuple | list):
@@ -151,7 +150,7 @@ def call(network: nn.Module, x: Any) -> Any:
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits in what a network returns: itself, ``.logits``, ``["logits"]``, or the first of several."""
+    """Logits in the output of a network: itself, ``.logits``, ``["logits"]``, or the first of several."""
     found = getattr(output, "logits", None)
     if found is None and isinstance(output, Mapping):
         found = output.get("logits")
@@ -167,12 +166,12 @@ def logits_of(output: Any) -> Tensor:
 
 
 def flat(h: Tensor) -> Tensor:
-    """(B, D, 1, 1) → (B, D); other shapes as they are."""
+    """(B, D, 1, 1) → (B, D); other shapes are not changed."""
     return h.flatten(1) if h.dim() > 2 and all(size == 1 for size in h.shape[2:]) else h
 
 
 def replace_layer(network: nn.Module, name: str, layer: nn.Module) -> nn.Module:
-    """Put ``layer`` where the layer ``name`` stands, under every name it has; returns the network."""
+    """Replace the layer ``name`` by ``layer``, under every name it has; returns the network."""
     old = network.get_submodule(name)
     if old is network:
         return layer

@@ -1,4 +1,6 @@
-"""What every head h → p offers: to the model a loss and a prediction, to calibration a temperature."""
+"""h → p, the heads: :class:`Head`, the interface that models and calibration use, and :class:`GaussianHead`,
+a latent, label noise and a link, which is every method but the Posterior Network.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,19 @@ from hetsngp.nn.posteriors import KroneckerPosterior, MomentumPosterior, Posteri
 from hetsngp.types import LatentNormal, Prediction, UtilityNormal, join_factors
 from hetsngp.validation import check_class_labels, check_multi_hot
 
-# Points for a training step and for ``model(x)`` in evaluation. A gradient averages over the batch and over
-# steps, so it needs few; predictions choose their own number.
+# Integration points of a training step and of ``model(x)`` in evaluation. A gradient averages over the batch
+# and over steps, so it needs few; predictions choose their number from a target error.
 TRAIN_POINTS, EVAL_POINTS = 64, 256
+# Points of a held-out NLL under the posterior: the log of a mean over few points is biased where u is wide
+# and a label improbable, and the second search of τ would follow the bias.
+POSTERIOR_POINTS = 2 * EVAL_POINTS
+# Distance between the seeds of members: with equal points their integration errors would not average out.
+MEMBER_SEED = 7919
 
 
 @dataclass(frozen=True)
 class Link:
-    """How u becomes probabilities. ``num_samples`` None: chosen from a target error when predicting."""
+    """Options of u → p. ``num_samples`` None: chosen from a target error when predicting."""
 
     link: str = "softmax"
     likelihood: str = "log_mean"
@@ -39,36 +46,35 @@ class Link:
 class Head(nn.Module):
     """Base of the heads. Shapes: h (B, D); labels (B,), or multi-hot (B, K) under the sigmoid.
 
-    The temperature is a buffer, not a parameter: learned on the training loss it collapses, so it is given
-    or set on held-out data.
+    Temperatures are buffers, not parameters: learned on the training loss they collapse, so they are given or
+    set on held-out data.
     """
 
     temperature: Tensor
     mode_temperature: Tensor
     training_temperature: Tensor
     num_members = 1
-    """M, functions of one h; their training labels come as B·M rows."""
+    """M, functions of one h; training labels have B·M rows."""
     batch_part: tuple[int, int] = (0, 1)
-    """(i, n): in training, h is the i-th (from 0) of n equal parts of a batch; set where each process has one
-    and all draw alike from their generators.
+    """(i, n): in training, h is the i-th (from 0) of n equal parts of a batch, as where each process has one.
+    All processes must then draw from equal generators.
     """
 
     def __init__(self, num_classes: int, link: Link, temperature: float) -> None:
         super().__init__()
         self.num_classes = num_classes
         self.link = link
-        # Of predictions, of the posterior mode (``model(x)``), and of training. Calibration moves the first
-        # two; training goes on with its own.
+        # τ of predictions, of the MAP estimate (``model(x)``), of training; calibration sets the first two.
         for name in ("temperature", "mode_temperature", "training_temperature"):
             self.register_buffer(name, torch.tensor(float(temperature)))
 
     @property
     def temperatures(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Of predictions, of the posterior mode, of training."""
+        """τ of predictions, of the MAP estimate and of training."""
         return self.temperature, self.mode_temperature, self.training_temperature
 
-    def forget_calibration(self) -> None:
-        """Back to the temperature of training."""
+    def reset_calibration(self) -> None:
+        """Set all temperatures to that of training."""
         for temperature in self.temperatures:
             temperature.copy_(self.training_temperature)
 
@@ -83,15 +89,15 @@ class Head(nn.Module):
         """Prepare for training on features h (n, D) that stay the same: make inducing features from them."""
 
     def nll(self, h: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """The training loss of each example, and member: labels of B·M rows → (B·M,)."""
+        """Training loss of each example and member: labels of B·M rows → (B·M,)."""
         raise NotImplementedError
 
     def log_probs(self, h: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """log P(y) at the posterior mode (B, K); log-odds under the sigmoid, the logits of its own loss."""
+        """log P(y) at the MAP estimate: (B, K); under the sigmoid link log-odds."""
         raise NotImplementedError
 
     def undecayed_parameters(self) -> list[nn.Parameter]:
-        """Those of natural size one, with a prior or a density of their own instead of weight decay."""
+        """Parameters without weight decay: those with a prior, and those of a density."""
         return []
 
     def prior_penalty(self) -> Tensor | None:
@@ -100,26 +106,26 @@ class Head(nn.Module):
 
     @property
     def wants_class_counts(self) -> bool:
-        """Whether the numbers of examples of each class matter here and have not been given."""
+        """Whether this head uses the number of examples of each class and has not been given it."""
         return False
 
     @property
     def class_counts(self) -> Tensor | None:
-        """Those numbers (K,), where they are used and known."""
+        """Number of examples of each class (K,), where it is used and known."""
         return None
 
-    def spread_counts(self, total: float) -> None:
-        """Until they are known: so many examples in all, the same number in each class."""
+    def set_uniform_counts(self, total: float) -> None:
+        """Assume ``total`` examples, equally many of each class, until the counts are known."""
 
     def set_class_counts(self, counts: Tensor) -> None:
-        """Examples of each class: (K,). Most heads have no use for them."""
+        """Set the number of examples of each class (K,); most heads do not use it."""
 
     # --- prediction -------------------------------------------------------------------------------------
 
     def predict(
         self, h: Tensor, *, num_samples: int | None = None, generator: torch.Generator | None = None
     ) -> Prediction:
-        """Probabilities and both doubts for features h (B, D)."""
+        """Probabilities and uncertainties for features h (B, D)."""
         raise NotImplementedError
 
     def probs(
@@ -129,18 +135,20 @@ class Head(nn.Module):
         raise NotImplementedError
 
     def latent_normal(self, h: Tensor) -> LatentNormal:
-        """f at h, under the posterior: of a mixture, the Gaussian with its mean and covariance."""
+        """f at h, under the posterior; for members, the Gaussian with the mean and covariance of their
+        mixture.
+        """
         raise TypeError(f"{type(self).__name__} has no Gaussian over logits; use model.predict(x)")
 
     def utility_normal(self, h: Tensor) -> UtilityNormal:
-        """u at h, under the posterior and before the temperature; of a mixture as above."""
+        """u at h, under the posterior, before the temperature; for members as in :meth:`latent_normal`."""
         raise TypeError(f"{type(self).__name__} has no Gaussian over logits; use model.predict(x)")
 
     # --- posterior and calibration ----------------------------------------------------------------------
 
     @property
     def posterior(self) -> Posterior | None:
-        """What ``fit_posterior`` fits, or None."""
+        """Posterior that ``fit_posterior`` fits, or None."""
         return None
 
     @property
@@ -149,7 +157,7 @@ class Head(nn.Module):
         return self.posterior is not None and self.posterior.needs_fit
 
     def statistics(self, h: Tensor, weight: Tensor | None = None) -> Statistics:
-        """What h (B, D) contributes to the posterior; only where there is one."""
+        """Contribution of h (B, D) to the posterior; only where there is one."""
         raise NotImplementedError
 
     def fisher(self, h: Tensor, weight: Tensor | None = None) -> Tensor | None:
@@ -161,24 +169,17 @@ class Head(nn.Module):
     ) -> Tensor:
         """−log P(y) at a given temperature, at fixed points, with or without the posterior: (B,).
 
-        ``shift`` (B, K) is added to f, where there is one.
+        ``shift`` (B, K), if given, is added to f.
         """
         raise NotImplementedError
 
 
-# Of a held-out NLL with the posterior, more than for its mode: the log of a mean over few points is biased
-# where u is wide and a label improbable, and the second search of τ would follow the bias.
-POSTERIOR_POINTS = 2 * EVAL_POINTS
-# Members' points must not be the same, or their integration errors would not average out.
-MEMBER_SEED = 7919
-
-
 class GaussianHead(Head):
-    """Any latent with any noise (or none) through the tempered link.
+    """Any latent with any noise, or none, through the tempered link.
 
-    With M members there are M Gaussians for each h, in B·M rows, one after another; the prediction is
-    their mixture. ``sample_beta`` adds the posterior of β in training too (the paper's "MC sampling"
-    ablation), as soon as one has been fitted; in closed form, since Gaussians add.
+    With M members there are M Gaussians for each h, in M consecutive rows; the prediction is their mixture.
+    ``sample_beta`` adds the posterior of β in training too (the paper's "MC sampling" ablation), once one has
+    been fitted; in closed form, since Gaussians add.
     """
 
     def __init__(
@@ -197,7 +198,7 @@ class GaussianHead(Head):
         self.num_members = latent.members
         self.sample_beta = sample_beta
 
-    # --- the road ---------------------------------------------------------------------------------------
+    # --- h → f → u --------------------------------------------------------------------------------------
 
     def parts(self, h: Tensor, *, posterior: bool) -> tuple[LatentNormal, UtilityNormal | None]:
         """f, and the noise u − f as a zero-mean Gaussian (None without noise), of B·M rows.
@@ -212,7 +213,7 @@ class GaussianHead(Head):
         h_alone = self.latent.backbone_features(h) if isinstance(self.latent, PrecomputedGP) else h
         var, factor = self.noise(h_alone, self.latent)
         noise = UtilityNormal(torch.zeros_like(latent.mean), var, factor)
-        # Not while it is being learned (``sample_beta``): there every input is one of the data.
+        # Not in training (``sample_beta``), where every input is an example of the data.
         if posterior and not self.training:
             width = noise.marginal_variance().mean(-1) / self.training_temperature.to(var).square()
             contraction = self.latent.posterior_contraction(h).repeat_interleave(self.num_members)
@@ -233,12 +234,12 @@ class GaussianHead(Head):
         return self.utility(h, posterior=True).pooled(self.num_members)
 
     def noise_free_probs(self, mean: Tensor) -> Tensor:
-        """p at û/τ, the probabilities that Eq. (5) weighs with: (B, K) → (B, K)."""
+        """p at û/τ, from which the weights of Eq. (5) are computed: (B, K) → (B, K)."""
         u = mean / self.temperature.to(mean)
         return torch.sigmoid(u) if self.sigmoid else torch.softmax(u, -1)
 
     def _training_utility(self, h: Tensor) -> UtilityNormal:
-        """u/τ at the posterior mode; with ``sample_beta``, under the posterior as soon as there is one."""
+        """u/τ at the MAP estimate; with ``sample_beta``, under the posterior once one has been fitted."""
         sampled = self.sample_beta and self.training and self.has_posterior
         posterior = sampled and self.posterior.is_filled  # type: ignore[union-attr]
         temperature = self.training_temperature if self.training else self.mode_temperature
@@ -247,16 +248,16 @@ class GaussianHead(Head):
     # --- training ---------------------------------------------------------------------------------------
 
     def log_probs(self, h: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """log P(y) at the posterior mode (B, K); log-odds under the sigmoid, the logits of its own loss.
+        """log P(y) at the MAP estimate: (B, K); under the sigmoid link log-odds.
 
-        In training mode the points are fresh each time (from ``generator``); in evaluation they are fixed.
+        In training mode the points are drawn anew from ``generator``; in evaluation they are fixed.
         """
         utility = self._training_utility(h)
         if self.sigmoid:
             log_yes, log_no = functional.sigmoid_log_probs(utility)
             return self._mixed(log_yes) - self._mixed(log_no)
         if self.noise is None and not self.sample_beta:
-            # A point; said here so that tracing need not look.
+            # No variance; decided here because tracing cannot look at values.
             return self._mixed(torch.log_softmax(utility.mean, -1))
         return self._mixed(functional.softmax_log_probs(utility, **self._points(generator)))
 
@@ -267,7 +268,7 @@ class GaussianHead(Head):
         return log_probs.unflatten(0, (-1, self.num_members)).logsumexp(1) - math.log(self.num_members)
 
     def _points(self, generator: torch.Generator | None) -> dict[str, Any]:
-        """How to integrate: fresh points in training, fixed ones in evaluation."""
+        """Arguments of the integration: new points in training, fixed ones in evaluation."""
         return {
             "num_samples": self.link.num_samples or (TRAIN_POINTS if self.training else EVAL_POINTS),
             "sampler": self.link.sampler,
@@ -291,7 +292,7 @@ class GaussianHead(Head):
         return view
 
     def nll(self, h: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """−log p̄(y) of each row: (B·M,). Labels (B·M,), or multi-hot (B·M, K) under the sigmoid."""
+        """−log p̄(y) of each example and member: (B·M,). Labels (B·M,), or multi-hot (B·M, K)."""
         rows = h.shape[0] * self.num_members
         if self.sigmoid:
             y = check_multi_hot(y, self.num_classes, rows)
@@ -340,7 +341,7 @@ class GaussianHead(Head):
         num_samples: int | None,
         seed: int,
     ) -> Prediction:
-        """Of one member: f and noise are tempered, (B, K)."""
+        """Prediction of one member; f and noise (B, K) are tempered."""
         if self.sigmoid:
             probs = functional.sigmoid_log_probs(_add_noise(f, noise))[0].exp()
             clean = probs if noise is None else functional.sigmoid_log_probs(f)[0].exp()
@@ -357,7 +358,7 @@ class GaussianHead(Head):
             model = uncertainty.model_uncertainty(f, noise, probs, seed=seed, members=self.num_members)
         model = model.minimum(total)
         data = total - model
-        tiny = torch.finfo(probs.dtype).tiny  # nothing is impossible: a logarithm stays finite
+        tiny = torch.finfo(probs.dtype).tiny  # so that logarithms are finite
         return Prediction(
             probs=probs.clamp_min(tiny),
             clean_probs=clean.clamp_min(tiny),
@@ -371,7 +372,9 @@ class GaussianHead(Head):
         )
 
     def _prediction_points(self, num_samples: int | None, seed: int) -> dict[str, Any]:
-        """How to integrate one member: errors of M members average out, so that each needs an M-th."""
+        """Arguments of the integration of one member: errors of M average, so each takes an M-th of the
+        points.
+        """
         count = self.link.num_samples if num_samples is None else num_samples
         count = None if count is None else math.ceil(count / self.num_members)
         return {
@@ -379,7 +382,7 @@ class GaussianHead(Head):
             "sampler": self.link.sampler,
             "seed": seed,
             "target_error": functional.TARGET_ERROR * math.sqrt(self.num_members),
-            # A power of two, which a Sobol net likes.
+            # A power of two, for which Sobol points are balanced.
             "first": max(2, 2 ** math.floor(math.log2(functional.FIRST / self.num_members))),
         }
 
@@ -406,7 +409,7 @@ class GaussianHead(Head):
         return self.latent.posterior if isinstance(self.latent, RandomFeatureGP) else None
 
     def update_posterior(self, h: Tensor, dataset_size: float | None) -> None:
-        """Move a momentum posterior by one batch."""
+        """Update a momentum posterior by one batch."""
         assert isinstance(self.latent, RandomFeatureGP)
         assert isinstance(self.latent.posterior, MomentumPosterior)
         self.latent.posterior.update(self.latent.features(h), dataset_size)

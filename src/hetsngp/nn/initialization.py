@@ -30,8 +30,8 @@ def seeded_linear(in_features: int, out_features: int, generator: torch.Generato
 def overwritten_linear(in_features: int, out_features: int, generator: torch.Generator | None) -> nn.Linear:
     """nn.Linear for a caller that draws its values from ``generator`` next.
 
-    Without a generator torch's own initial values are drawn first, as in release 0.1: what a global seed
-    gives stays the same.
+    Without a generator torch's own initial values are drawn first, as in release 0.1, so that a global seed
+    gives the same model.
     """
     if generator is None:
         return nn.Linear(in_features, out_features)

@@ -1,6 +1,9 @@
-"""h → f: a linear layer, or a random-feature Gaussian process with a posterior.
+"""h → f, the latent logits, as modules.
 
-With M members there are M functions of the same h: the logits of an input fill M rows, one after another.
+:class:`FeatureNormalizer` scales h for the kernel and :class:`InducingFeatures` makes kernel features from
+training points; the latents themselves are :class:`LinearLatent`, a linear layer, and
+:class:`RandomFeatureGP`, a Gaussian process with a posterior. With M members there are M functions of the
+same h: the logits of an example fill M consecutive rows.
 """
 
 from __future__ import annotations
@@ -21,18 +24,30 @@ from hetsngp.nn.posteriors import POSTERIOR_TYPES
 from hetsngp.nn.precision import KeepsPrecision
 from hetsngp.types import LatentNormal
 
-# Rows of a batch that the median distance is taken over: 8,128 pairs.
-DISTANCE_ROWS = 128
-# Features that do not vary at all have no scale; this one keeps them finite.
+# Examples of a batch that the median distance is taken over: 8,128 pairs.
+DISTANCE_EXAMPLES = 128
+# Smallest scale and length: features that do not vary stay finite.
 _SMALLEST = 1e-12
+# Most training points in a kernel matrix: its eigenvectors take seconds.
+MOST_POINTS = 4096
+# ℓ of inducing features in units of the median distance, chosen by held-out NLL (docs/decisions.md). Random
+# features take 1: the shorter the length scale, the more of them are needed.
+LENGTH_RATIO = 0.7
+# Examples at a time through the kernel: their distances to all inducing points are in memory.
+KERNEL_EXAMPLES = 1024
+# Standard deviation of the logits at initialisation: β starts as a narrow draw of the prior's shape.
+INITIAL_LOGIT_STD = 0.5
+
+
+# --- what the kernel sees -------------------------------------------------------------------------------
 
 
 class FeatureNormalizer(nn.Module):
     """Centre and scale features by statistics gathered while training; see :func:`normalize` for the kinds.
 
-    The statistics are plain averages for the first hundred steps and move with weight 0.01 after that. They
-    change in training mode only, so they stand still while a posterior is fitted and from then on.
-    ``gather`` (b, D) → (B, D) brings the rows of other processes, where each has a part of the batch.
+    The statistics are plain averages for the first hundred steps and moving averages with weight 0.01 after
+    that. They change in training mode only, so they are constant while a posterior is fitted and afterwards.
+    ``gather`` (b, D) → (B, D) collects the features of all processes, where each has a part of the batch.
     """
 
     gather: Callable[[Tensor], Tensor] | None = None
@@ -64,20 +79,20 @@ class FeatureNormalizer(nn.Module):
             self._update(seen if self.gather is None else self.gather(seen))
         return self.normalized(h)
 
-    def settle(self, h: Tensor) -> None:
-        """Take the statistics of h (n, D), all there is, in random order."""
+    def set_statistics(self, h: Tensor) -> None:
+        """Replace the statistics by those of h (n, D), all training features in random order."""
         self.steps.zero_()
         self._update(h)
 
     def normalized(self, h: Tensor) -> Tensor:
-        """By the statistics as they are."""
+        """Normalised h by the present statistics, which do not change."""
         rms = self.mean_square.to(h.dtype).sqrt().clamp_min(_SMALLEST)
         spread = self.log_variance.to(h.dtype).sqrt().clamp_min(1e-3)
         return normalize(h, self.kind, self.mean.to(h), rms, self.log_length.to(h.dtype), spread)
 
     @torch.no_grad()
     def _update(self, h: Tensor) -> None:
-        # Rows that are all alike have no spread: as a first batch they would make the scale zero.
+        # Identical examples have no spread: as a first batch they would make the scale zero.
         varied = (h - h[:1]).abs().amax() > 1e-5 * h.abs().amax()
         self.steps += varied
         weight = torch.clamp(1 / self.steps.clamp_min(1), min=self.momentum).to(h.dtype) * varied
@@ -88,7 +103,7 @@ class FeatureNormalizer(nn.Module):
         log_length = centred.norm(dim=1).clamp_min(_SMALLEST).log()
         self._move(self.log_length, log_length.mean(), weight)
         self._move(self.log_variance, (log_length - self.log_length.to(h)).square().mean(), weight)
-        distance = median_distance(self.normalized(h[:DISTANCE_ROWS])).to(self.distance)
+        distance = median_distance(self.normalized(h[:DISTANCE_EXAMPLES])).to(self.distance)
         self._move(self.distance, torch.where(distance.isnan(), self.distance, distance), weight)
 
     @staticmethod
@@ -96,21 +111,17 @@ class FeatureNormalizer(nn.Module):
         buffer.lerp_(value.to(buffer), weight.to(buffer.dtype))
 
 
-# Training points the kernel is known by: the eigenvectors of so many are a matter of seconds.
-MOST_POINTS = 4096
-# ℓ in units of the median distance, chosen by held-out NLL (docs/decisions.md); random features want 1: the
-# shorter the length scale, the more of them it takes.
-LENGTH_RATIO = 0.7
+# --- kernel features of training points -----------------------------------------------------------------
 
 
 class InducingFeatures(KeepsPrecision):
     """Φ(z) = [k(z, Z)·U/√λ, 0]: the m − 1 largest components of the kernel matrix of training points Z.
 
-    Random frequencies approximate the kernel everywhere; these do it where the data are, and so need far
-    fewer. What they leave of the prior's variance, 1 − ‖Φ‖², belongs to directions that are left out, of
-    which the data say little: :meth:`with_rest` puts its root into the last coordinate, which is zero in
-    training, so that the posterior leaves it as it is. With every training point and component kept no
-    training point lies in those directions, and this is the exact GP.
+    Random frequencies approximate the kernel everywhere; these components do so near the data, and far fewer
+    are needed. The remaining prior variance, 1 − ‖Φ‖², belongs to the other components, of which the data
+    determine little: :meth:`with_residual` puts its root into the last coordinate, which is zero in training,
+    so that the posterior does not reduce it. With every training point and every component this is the exact
+    GP.
     """
 
     points: Tensor
@@ -126,12 +137,12 @@ class InducingFeatures(KeepsPrecision):
 
     @torch.no_grad()
     def adapt(self, z: Tensor, length_scale: float | Tensor) -> None:
-        """Take the rows of z (n, D), which are normalised features of training points."""
-        wide = (z.cpu() if z.device.type == "mps" else z).double()  # which has no float64
+        """Make the features from z (n, D), normalised features of training points."""
+        wide = (z.cpu() if z.device.type == "mps" else z).double()  # mps has no float64
         gram = rbf_kernel(wide, wide, length_scale=float(length_scale))
         self.length_scale.fill_(float(length_scale))
         self.points = z.to(self.length_scale).contiguous()
-        # A kernel value is right to about eps, n of them to √n·eps together: over √λ at most 0.1 √eps.
+        # A kernel value has an error of about eps, n of them √n·eps together: over √λ at most 0.1 √eps.
         smallest = 100 * len(z) * torch.finfo(self.length_scale.dtype).eps
         projection = kernel_components(gram, self.num_components - 1, smallest)
         self.projection = projection.to(self.length_scale).contiguous()
@@ -148,10 +159,10 @@ class InducingFeatures(KeepsPrecision):
         return torch.cat([kernel @ self.projection.to(z), z.new_zeros(len(z), 1)], dim=1)
 
     @staticmethod
-    def with_rest(phi: Tensor, amplitude: float) -> Tensor:
-        """φ = a·Φ with the rest of the prior in its last coordinate: ‖φ‖ = a."""
-        rest = (amplitude**2 - phi.square().sum(1, keepdim=True)).clamp_min(0).sqrt()
-        return torch.cat([phi[:, :-1], rest], dim=1)
+    def with_residual(phi: Tensor, amplitude: float) -> Tensor:
+        """φ = a·Φ with the root of the remaining prior variance in its last coordinate: ‖φ‖ = a."""
+        residual = (amplitude**2 - phi.square().sum(1, keepdim=True)).clamp_min(0).sqrt()
+        return torch.cat([phi[:, :-1], residual], dim=1)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         points, projection = (state_dict.get(prefix + name) for name in ("points", "projection"))
@@ -166,15 +177,16 @@ class InducingFeatures(KeepsPrecision):
         return tuple(projection.shape) == (len(points), self.num_components - 1)
 
 
-# Rows at a time through the kernel: their distances to all inducing points are in memory.
-KERNEL_ROWS = 1024
-# Spread of the logits at initialisation: β starts as a narrow draw from the prior's shape.
-INITIAL_LOGIT_STD = 0.5
+# --- latents --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """The GP's prior: amplitude a (standard deviation of a logit), length scale ℓ, features, what it sees."""
+    """Prior of the GP: amplitude a (standard deviation of a logit), length scale ℓ, features, normalisation.
+
+    ``features``: "sincos", "cosine" (the paper's) or "inducing"; ``orthogonal``: frequencies in orthogonal
+    blocks.
+    """
 
     random_features: int = 1024
     amplitude: float = 10.0
@@ -190,7 +202,7 @@ def member_rows(outputs: Tensor, members: int) -> Tensor:
 
 
 class LinearLatent(nn.Module):
-    """f = Wh + b, no doubt about it."""
+    """f = Wh + b, with zero variance."""
 
     def __init__(
         self,
@@ -212,15 +224,15 @@ class LinearLatent(nn.Module):
 
     @property
     def readout(self) -> Tensor:
-        """What features are multiplied with to give logits: (D, M·K)."""
+        """Matrix that maps features to logits: (D, M·K)."""
         return self.linear.weight.mT
 
     def posterior_contraction(self, h: Tensor) -> Tensor:
-        """(B, D) → (B,): a linear layer knows no distance, so everything is familiar."""
+        """(B, D) → (B,): one for every input, since a linear layer has no posterior."""
         return h.new_ones(h.shape[0])
 
     def prior_penalty(self) -> Tensor | None:
-        """No prior: weight decay is the optimiser's business."""
+        """None: a linear layer has weight decay instead of a prior."""
         return None
 
 
@@ -230,8 +242,8 @@ class RandomFeatureGP(nn.Module):
     With ``length_scale`` None, ℓ is the running median distance of training features. Sine–cosine pairs by
     default: ‖φ‖ = a for every input, where the paper's cosines give the prior variance only on average.
     ``features="inducing"``, for frozen backbones, are not random: :class:`InducingFeatures`.
-    Members have a β each and share φ, and with it the posterior covariance: that of the curvature averaged
-    over members, who are exchangeable.
+    Each member has its own β; φ and the posterior covariance, that of the curvature averaged over members,
+    are shared.
     """
 
     frequencies: Tensor
@@ -276,23 +288,25 @@ class RandomFeatureGP(nn.Module):
 
     @torch.no_grad()
     def adapt(self, h: Tensor, generator: torch.Generator | None = None) -> None:
-        """Make inducing features from training features h (n, D); random ones need nothing of the kind."""
+        """Make inducing features from training features h (n, D); does nothing for random features."""
         if self.inducing is None:
             return
-        mixed = h[torch.randperm(len(h), generator=generator).to(h.device)]
-        self.normalizer.settle(mixed)
-        z = self.normalizer.normalized(mixed[:MOST_POINTS])
+        shuffled = h[torch.randperm(len(h), generator=generator).to(h.device)]
+        self.normalizer.set_statistics(shuffled)
+        z = self.normalizer.normalized(shuffled[:MOST_POINTS])
         given = self.kernel.length_scale
         self.inducing.adapt(z, LENGTH_RATIO * self.normalizer.distance if given is None else given)
 
     @torch.no_grad()
     def with_features(self, h: Tensor) -> Tensor:
         """[h, φ]: (n, D) → (n, D + m), the input of :class:`PrecomputedGP`."""
-        phi = torch.cat([self.features(rows) for rows in h.split(KERNEL_ROWS)])
+        phi = torch.cat([self.features(rows) for rows in h.split(KERNEL_EXAMPLES)])
         return torch.cat([h, phi], dim=1)
 
     def features(self, h: Tensor) -> Tensor:
-        """φ: (B, D) → (B, m), ‖φ‖² the prior variance a²; of inducing features :meth:`whole` adds a part."""
+        """φ: (B, D) → (B, m). ‖φ‖² is the prior variance a², for inducing features after
+        :meth:`with_prior_variance`.
+        """
         if self.inducing is not None:
             return self.kernel.amplitude * self.inducing(self.normalizer.normalized(h))
         z = self.normalizer(h)
@@ -303,9 +317,9 @@ class RandomFeatureGP(nn.Module):
             phi = features.cosine_features(z, self.frequencies.to(z), self.phases.to(z))
         return self.kernel.amplitude * phi
 
-    def whole(self, phi: Tensor) -> Tensor:
-        """φ with ‖φ‖² = a², for variances."""
-        return phi if self.inducing is None else self.inducing.with_rest(phi, self.kernel.amplitude)
+    def with_prior_variance(self, phi: Tensor) -> Tensor:
+        """φ with ‖φ‖² = a², from which variances are computed."""
+        return phi if self.inducing is None else self.inducing.with_residual(phi, self.kernel.amplitude)
 
     def mean(self, phi: Tensor) -> Tensor:
         """û = φᵀβ̂: (B, m) → (B·M, K)."""
@@ -313,21 +327,21 @@ class RandomFeatureGP(nn.Module):
 
     @property
     def readout(self) -> Tensor:
-        """What features are multiplied with to give logits: (m, M·K)."""
+        """Matrix that maps features to logits: (m, M·K)."""
         return self.beta
 
     def forward(self, h: Tensor, *, posterior: bool) -> LatentNormal:
-        """(B, D) → f of B·M rows; without ``posterior`` the variance is zero, as in training (MAP)."""
+        """(B, D) → f of B·M rows; without ``posterior`` the MAP estimate with zero variance."""
         phi = self.features(h)
         mean = self.mean(phi)
         if not posterior:
             return LatentNormal(mean, torch.zeros_like(mean))
-        var, factor = self.posterior.covariance(self.whole(phi))
+        var, factor = self.posterior.covariance(self.with_prior_variance(phi))
         return LatentNormal(mean, var, factor).repeated(self.members)
 
     def posterior_contraction(self, h: Tensor) -> Tensor:
-        """(B, D) → (B,) in [0, 1]: how far the training inputs have narrowed the prior here."""
-        return self.posterior.posterior_contraction(self.whole(self.features(h)))
+        """1 − posterior variance/prior variance: (B, D) → (B,), in [0, 1]."""
+        return self.posterior.posterior_contraction(self.with_prior_variance(self.features(h)))
 
     def prior_penalty(self) -> Tensor:
         """−log p(β) up to a constant: ½‖β‖²."""

@@ -1,4 +1,4 @@
-"""Several inputs for one network (MIMO): its first layer is widened, and stacks what it is given."""
+"""Several inputs for one network (MIMO): its first layer is widened and takes them concatenated."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class NoInputLayerError(ValueError):
 
 
 class InputStack:
-    """In front of a widened layer, as a hook: M inputs side by side along the features or channels.
+    """Pre-forward hook of a widened layer that concatenates M inputs along the features or channels.
 
-    Inside :meth:`distinct` a batch holds the first inputs of all rows, then the second ones and so on, M·B
-    in all, and becomes B rows; with ``stacked`` the rows came side by side already. Outside every row is
-    tiled: all M inputs are the same. The mode ends with the block: what runs the layer again later
-    (activation checkpointing), or from another thread, does not see it.
+    Inside :meth:`distinct` a batch holds the first inputs of all B rows, then the second ones and so on, M·B
+    in all, and becomes B rows; with ``stacked`` they are concatenated already. Otherwise every input is
+    tiled: all M are the same. The mode ends with the block: a later call of the layer (activation
+    checkpointing), or one from another thread, is in the default mode.
     """
 
     def __init__(self, num_inputs: int, dim: int) -> None:
@@ -38,7 +38,7 @@ class InputStack:
 
     @contextmanager
     def distinct(self, *, stacked: bool = False) -> Iterator[None]:
-        """The rows of a batch are different inputs of the same few examples."""
+        """Context in which the M inputs of a row are different examples."""
         self._mode = "stacked" if stacked else "rows"
         try:
             yield
@@ -62,16 +62,16 @@ class InputStack:
 
 @runtime_checkable
 class Widens(Protocol):
-    """A network that knows how to take several inputs side by side."""
+    """Network with its own method to take several inputs."""
 
     def widen_inputs(self, num_inputs: int, generator: torch.Generator | None) -> Any:
-        """Make room for ``num_inputs`` inputs and return the dimension of x that they stand along (None: the
-        last), or NotImplemented, to have the first layer widened.
+        """Widen the network for ``num_inputs`` inputs and return the dimension of x along which they are
+        concatenated (None: the last), or NotImplemented, to have the first layer widened.
         """
 
 
 def widened_module(backbone: nn.Module) -> tuple[nn.Module, InputStack] | None:
-    """What takes several inputs (a layer, or the backbone itself) and the stack in front of it, or None."""
+    """Module that takes several inputs (a layer, or the backbone itself) and its hook, or None."""
     for module in backbone.modules():
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, InputStack):
@@ -80,7 +80,7 @@ def widened_module(backbone: nn.Module) -> tuple[nn.Module, InputStack] | None:
 
 
 def input_stack(backbone: nn.Module) -> InputStack | None:
-    """The stack of a widened network, or None."""
+    """Hook of a widened network, or None."""
     found = widened_module(backbone)
     return None if found is None else found[1]
 
@@ -90,9 +90,9 @@ def widen_inputs(
 ) -> InputStack:
     """Let ``backbone`` take ``num_inputs`` inputs at once, in place; a second call changes nothing.
 
-    Its first layer must be linear or convolutional; its weight is tiled and divided by M, so that M times the
-    same input gives the features it gave before: what was pretrained is kept. What stands before that
-    layer sees the inputs one by one, as rows.
+    Its first layer must be linear or convolutional; its weight is tiled and divided by M, so that M equal
+    inputs give the same features as before, as a pretrained network needs. Modules before that layer see the
+    inputs as separate rows.
 
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     >>> x = torch.randn(5, 2, 2)
@@ -122,9 +122,9 @@ def widen_inputs(
 
 
 def first_layer(backbone: nn.Module) -> nn.Module:
-    """The first layer, in the order of registration, that has parameters; an error where it is unfit."""
+    """First layer with parameters, in the order of registration; raises where it cannot be widened."""
     for name, module in backbone.named_modules():
-        # A network's own parameters (a class token, a position embedding) are no layer.
+        # Parameters of a module with children (a class token, a position embedding) are no layer.
         inner = any(True for _ in module.children()) and not isinstance(module, OPAQUE)
         if (inner and not isinstance(module, LAYERS)) or not any(True for _ in module.parameters()):
             continue
@@ -172,7 +172,7 @@ def widen_layer(layer: nn.Module, num_inputs: int) -> None:
 
 
 def tighten_for_tiles(layer: nn.Module, num_inputs: int) -> None:
-    """Bound a widened layer by c/√M: to M equal inputs, as in prediction, it is then bounded by c."""
+    """Bound a widened layer by c/√M, so that for M equal inputs, as in prediction, the bound is c."""
     if isinstance(layer, BoundedLinear | BoundedConv1d | BoundedConv2d):
         layer.spectral_bound = layer.spectral_bound / math.sqrt(num_inputs)
         if layer.spectral_keep is not None:
@@ -180,7 +180,7 @@ def tighten_for_tiles(layer: nn.Module, num_inputs: int) -> None:
 
 
 def widened_weight(weight: Tensor, num_inputs: int) -> Tensor:
-    """W (out, in, ...) → W/M side by side, (out, M·in, ...): M equal inputs give Wx.
+    """W (out, in, ...) → M copies of W/M, (out, M·in, ...): M equal inputs give Wx.
 
     >>> widened_weight(torch.tensor([[2.0, 4.0]]), 2)
     tensor([[1., 2., 1., 2.]])
@@ -191,9 +191,9 @@ def widened_weight(weight: Tensor, num_inputs: int) -> Tensor:
 def widened_isometry(isometry: Tensor, num_inputs: int, generator: torch.Generator | None) -> Tensor:
     """Q (out, in) → (out, M·in) that is Q for equal inputs; √M times it is an isometry of all M together.
 
-    It is fixed, so that tiling would add the inputs up for ever. The part of input m is Σ_j R_jm Q_j/√M,
-    where R is orthogonal with a constant first row, Q_1 = Q and the other Q_j are orthogonal to it. Where
-    M·in > out there is no room for that: the Q_j are random then, and only equal inputs keep distances.
+    It is not trained, so tiled copies would only ever see the sum of the inputs. The part of input m is
+    Σ_j R_jm Q_j/√M, where R is orthogonal with a constant first row, Q_1 = Q and the other Q_j are orthogonal
+    to it. Where M·in > out that is impossible: the Q_j are random then, and only equal inputs keep distances.
     """
     if num_inputs == 1:
         return isometry.clone()

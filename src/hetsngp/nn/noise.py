@@ -1,7 +1,7 @@
 """f → u: input-dependent label noise, as modules.
 
-Every kind maps h to the variance of a diagonal part and the factor of the rest. With M members each has a
-noise of its own: B·M rows, as the latents have.
+Every kind maps h to the variances of a diagonal part and a factor of the rest. With M members each has its
+own noise: B·M rows, as for the latents.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from hetsngp.nn.initialization import overwritten_linear
 from hetsngp.nn.latent import FeatureNormalizer, LinearLatent, RandomFeatureGP, member_rows
 from hetsngp.types import AnyFactor
 
-# Features longer than this many times the typical length are read at that length: the noise is learned
-# on the data and held constant beyond it, or it would grow without bound and drown the GP far away.
+# Features are clipped to this multiple of their typical length: otherwise the noise would grow without bound
+# far from the data, where it exceeds the GP's variance.
 LONGEST = 2.0
-# Standard deviation of V(x) at initialisation, small against the logits to come.
+# Standard deviation of V(x) at initialisation, small compared with trained logits.
 INITIAL_STD = 0.1
-# d starts where V does: softplus(−2) ≈ 0.13.
+# Initial bias of d, about the size of V: softplus(−2) ≈ 0.13.
 INITIAL_DIAGONAL = -2.0
 
 
 class Noise(nn.Module):
-    """Base: what the heads of the noise read, and how they start."""
+    """Base: standardised input and initial values of the layers."""
 
     def __init__(self, num_features: int, rank: int, members: int) -> None:
         super().__init__()
         self.rank, self.members = rank, members
-        # Typical length one: an SGD step moves V(x) by lr·‖z‖², and noise that is learned faster than the
-        # mean explains the labels away.
+        # Inputs z have typical length one: an SGD step changes V(x) by lr·‖z‖², and noise that is learned
+        # faster than the mean would explain all labels.
         self.length, self.longest = math.sqrt(num_features), LONGEST
         self.normalizer = FeatureNormalizer(num_features, "rms")
 
@@ -100,12 +100,12 @@ class ParameterEfficientNoise(LowRankNoise):
 
 
 class FeatureNoise(Noise):
-    """Noise on the features Φ that the logits are read from, after HET-XL: u = βᵀ(φ + ε), so that u − f has
-    the covariance βᵀΣ′(x)β. Σ′ = V′V′ᵀ + diag(d′²) with V′(x) = v(x)1ᵀ ⊙ V₀; v and d′ (m,) are affine in h:
-    2·D·m + m·R parameters, whatever the number of classes.
+    """Noise on the features Φ from which the logits are computed, as in HET-XL: u = βᵀ(φ + ε), so that u − f
+    has the covariance βᵀΣ′(x)β. Σ′ = V′V′ᵀ + diag(d′²) with V′(x) = v(x)1ᵀ ⊙ V₀; v and d′ (m,) are affine in
+    h: 2·D·m + m·R parameters, whatever the number of classes.
 
-    HET-XL puts it on the pre-logits h of a linear layer, which is what it does under a linear latent; its
-    V′(x) is unrestricted, D·m·R parameters. Both are in units of the features' typical size.
+    In HET-XL the noise is on the pre-logits h, as here with a linear latent, but V′(x) is unrestricted, with
+    D·m·R parameters. V′ and d′ are in units of the features' typical size.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class FeatureNoise(Noise):
 
 
 def _affine(layer: nn.Linear, z: Tensor) -> Tensor:
-    """The layer in the precision of z: under half precision the heads still compute in float32."""
+    """Apply the layer in the precision of z: in a half-precision model the head still computes in float32."""
     return F.linear(z, layer.weight.to(z), layer.bias.to(z))
 
 
@@ -145,4 +145,4 @@ CLASS_NOISES: dict[str, type[LowRankNoise]] = {
     "low_rank": LowRankNoise,
     "parameter_efficient": ParameterEfficientNoise,
 }
-"""Kinds whose parameters belong to classes."""
+"""Kinds of noise whose number of parameters depends on the classes."""

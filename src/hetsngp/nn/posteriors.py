@@ -1,4 +1,4 @@
-"""The posteriors of Sec. 3.3 as modules: sums over data go in, a factorised covariance stays.
+"""Posteriors of Sec. 3.3 as modules: from sums over data to a factorised covariance.
 
 ``statistics`` is additive, so batches, and processes that each saw part of the data, combine by ``+``;
 ``fit`` factorises; ``covariance`` evaluates. ``forward`` never updates anything.
@@ -60,7 +60,9 @@ def _contraction(var: Tensor, phi: Tensor) -> Tensor:
 
 
 class Posterior(KeepsPrecision):
-    """Base: buffers that stay in float32 or better, load in any shape, and a scale set by calibration."""
+    """Base of the posteriors: buffers in float32 or better, which load in any shape, and a scale set by
+    calibration.
+    """
 
     name = "none"
     needs_fit = True
@@ -116,7 +118,7 @@ class Posterior(KeepsPrecision):
 
     def _store(self, **buffers: Tensor) -> None:
         for name, value in buffers.items():
-            # Row-major, as a file would hold it: another memory order would round differently after a reload.
+            # Row-major, as in a file: another memory order would round differently than after a reload.
             value = value.to(device=self.scale.device, dtype=self.scale.dtype).contiguous()
             setattr(self, name, value)
         self.fitted.fill_(True)

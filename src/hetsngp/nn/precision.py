@@ -1,4 +1,4 @@
-"""Modules whose numbers half precision would ruin."""
+"""Modules that stay in float32 in a half-precision model."""
 
 from __future__ import annotations
 

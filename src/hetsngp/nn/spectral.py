@@ -27,20 +27,20 @@ from hetsngp.nn.spectral_cache import DIRECTION, CachesSpectralNorm, conv_option
 
 _BUFFERS = ("spectral_bound", "spectral_sigma", "spectral_v")
 OPAQUE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # read inner weights without calling the layer
-_FIRST_ITERATIONS = 30  # σ to 1–2 % from a random start (error ~ log(n)/4k); then one a step keeps up
+_FIRST_ITERATIONS = 30  # σ to 1–2 % from a random start (error ~ log(n)/4k); then one iteration a step
 # A layer that must not change is bounded by this multiple of its σ: the first estimate is too small.
 _SIGMA_MARGIN = 1.05
 
 
 class _Bounded(CachesSpectralNorm):
-    """State and schedule of the bound; the subclasses say how the layer applies its weight.
+    """State and schedule of the bound; the subclasses apply the weight.
 
     Training: one power iteration at each forward pass (more at the first, and after a change of the spatial
     input size), gradient through σ. Evaluation: W·min(1, c/σ) with the stored σ, and nothing is written.
     Buffers, float32 or better whatever the weight's dtype: `spectral_bound` c, scalar; `spectral_sigma` σ,
-    scalar, 0 until measured (then the weight is left alone); `spectral_v` (in, *spatial), empty until the
+    scalar, 0 until measured (the weight is not bounded before); `spectral_v` (in, *spatial), empty until the
     first training pass. σ lags the weight by one iteration: by some per cent where two singular values cross
-    in fast training. `torch.compile(fullgraph=True)` wants the first pass to be eager.
+    in fast training. `torch.compile(fullgraph=True)` needs an eager first pass.
     With a cached norm (:mod:`hetsngp.nn.spectral_cache`) a forward pass takes σ = ⟨W, G⟩ and leaves v alone.
 
     A pretrained layer must not change when it is bounded. `spectral_keep` is the requested c: where σ is
@@ -140,7 +140,7 @@ _PLAIN: dict[type, type] = {bounded: plain for plain, bounded in _BOUNDED.items(
 
 
 def bound_layer(module: nn.Module, bound: float, *, keep: bool = False) -> None:
-    """Bound one exact Linear, Conv1d or Conv2d in place; a subclass may use its weight in another way."""
+    """Bound one Linear, Conv1d or Conv2d in place; not a subclass, which may use its weight differently."""
     if type(module) not in _BOUNDED:
         raise TypeError(f"only an exact Linear, Conv1d or Conv2d can be bounded, not {type(module).__name__}")
     _register(module, bound)
@@ -180,7 +180,7 @@ def bounded_layers(module: nn.Module) -> dict[str, _Bounded]:
 
 @dataclass(frozen=True)
 class LayerBound:
-    """A layer's name, its σ, and the c it is bounded by."""
+    """Name of a layer, its σ, and its bound c."""
 
     name: str
     sigma: float
@@ -190,7 +190,7 @@ class LayerBound:
 def measure_bounds(module: nn.Module, forward: Callable[[], Any]) -> list[LayerBound]:
     """Measure σ of every bounded layer at its input size in ``forward()``; nothing else changes.
 
-    Layers that ``forward`` does not call are measured in training, when they are.
+    Layers that ``forward`` does not call are measured at their first call in training.
     """
     sizes: dict[nn.Module, Sequence[int]] = {}
 
@@ -218,8 +218,8 @@ def measure_bounds(module: nn.Module, forward: Callable[[], Any]) -> list[LayerB
 def fold_spectral_bound(module: nn.Module) -> int:
     """Write W·min(1, c/σ) into plain layers, for deployment; returns how many layers were folded.
 
-    Outputs in eval mode are the same to the bit. A weight that other layers share is replaced in the folded
-    layer by a copy, because each layer has its own factor.
+    Outputs in eval mode are the same to the bit. A weight that layers share is replaced in the folded layer
+    by a copy, because each layer has its own factor.
     """
     layers = [layer for layer in module.modules() if isinstance(layer, _Bounded)]
     if any("weight" not in layer._parameters for layer in layers):
@@ -240,7 +240,7 @@ def fold_spectral_bound(module: nn.Module) -> int:
 
 @torch.no_grad()
 def measure_sigma(layer: nn.Module, input_size: Sequence[int] = (), iterations: int = 100) -> Tensor:
-    """Operator norm (scalar) of a layer's own weight, before any bound; changes nothing.
+    """Operator norm (scalar) of a layer's weight before any bound; changes nothing.
 
     layer: Linear, Conv1d or Conv2d, bounded or not; input_size: (), (length,) or (height, width).
     """

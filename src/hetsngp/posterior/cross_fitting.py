@@ -38,7 +38,7 @@ def cross_fit_posterior(
             stack.enter_context(fitting(each))  # if one fails, all are as they were
         pairs = []
         for fold_model, _, calibration in folds:
-            fold_model.head.forget_calibration()
+            fold_model.head.reset_calibration()
             pairs.append((fold_model, collect(fold_model, calibration)))
         chosen = choose_temperature(pairs)
         for temperature in (model.head.temperature, model.head.mode_temperature):

@@ -206,7 +206,7 @@ def _fit_and_calibrate(
 ) -> PosteriorReport:
     held_out = None if calibration is None else collect(model, calibration)
     also = [] if left_out is None else [(model, left_out)]
-    model.head.forget_calibration()
+    model.head.reset_calibration()
     chosen = {} if held_out is None else choose_temperature([(model, held_out)], also)
     if model.head.has_posterior:
         posterior = posterior_of(model)

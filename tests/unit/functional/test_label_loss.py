@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hetsngp.functional import label_loss
 from hetsngp.functional.link import softmax_log_probs, softmax_nll
-from hetsngp.functional.sampling import BLOCK, MILD_VARIANCE, IntegrationPoints, random_signs, spread
+from hetsngp.functional.sampling import BLOCK, MILD_VARIANCE, IntegrationPoints, num_coordinates, random_signs
 from hetsngp.types import Factor, FactorSum, UtilityNormal
 
 BATCH, CLASSES, RANK = 6, 5, 2
@@ -82,7 +82,7 @@ def is_of_diagonal(form: str, leaf: int) -> bool:
 
 def draws(u: UtilityNormal, count: int, seed: int, decorrelate: bool = False) -> Tensor:
     """u at every point, all at once and differentiable: (B, S, K)."""
-    rank, diagonal = spread(u)
+    rank, diagonal = num_coordinates(u)
     points = IntegrationPoints("sobol", rank, diagonal, seed)
     blocks = [points.block(i, min(BLOCK, count - i), like=u.mean) for i in range(0, count, BLOCK)]
     eps = torch.cat([torch.cat(block, 1) for block in blocks])  # (S, R + K)

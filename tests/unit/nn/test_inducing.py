@@ -66,7 +66,7 @@ def test_few_components_leave_the_rest_of_the_prior(h: Tensor, posterior: str) -
     assert phi.shape == (40, 8)
     assert not phi[:, -1].any()
     assert float(phi.square().sum(1).max()) < A**2
-    whole = gp.whole(phi)
+    whole = gp.with_prior_variance(phi)
     assert torch.equal(whole[:, :-1], phi[:, :-1])
     assert torch.allclose(whole.square().sum(1), torch.full((40,), A**2).double())
     probs = torch.softmax(torch.randn(40, 3).double(), 1)
@@ -126,7 +126,7 @@ def test_power_is_the_direction_of_signed_roots() -> None:
     h = torch.randn(30, 4).double()
     assert torch.allclose(signed_root(h) * signed_root(h).abs(), h)
     normalizer = FeatureNormalizer(4, "power").double()
-    normalizer.settle(h)
+    normalizer.set_statistics(h)
     centred = signed_root(h) - signed_root(h).mean(0)
     expected = 2 * centred / centred.norm(dim=1, keepdim=True)
     assert torch.allclose(normalizer.eval()(h), expected)

@@ -34,7 +34,7 @@ class ResidualMLP(nn.Module):
 
     The embedding is a fixed isometry Q (QᵀQ = I) where in_features ≤ width, so that it keeps every distance;
     the original draws a fixed Dense layer, which distorts them. Wider inputs pass through a trained linear
-    layer. Unbounded as it stands: `hetsngp.build` or `bound_spectrally` bounds it. `generator`: on the CPU.
+    layer. Not spectrally bounded: `hetsngp.build` or `bound_spectrally` does that. `generator`: on the CPU.
 
     >>> backbone = ResidualMLP(in_features=2, width=16, depth=2)
     >>> backbone(torch.randn(5, 2)).shape, backbone.num_features
@@ -71,9 +71,9 @@ class ResidualMLP(nn.Module):
         self.blocks = nn.Sequential(*(ResidualMLPBlock(width, dropout, generator) for _ in range(depth)))
 
     def widen_inputs(self, num_inputs: int, generator: torch.Generator | None) -> Any:
-        """Take M inputs side by side: (B, M·in_features). M times the same x is still embedded as Qx.
+        """Take M concatenated inputs: (B, M·in_features). M times the same x is still embedded as Qx.
 
-        NotImplemented for a trained embedding, which is widened as any first layer is.
+        NotImplemented for a trained embedding, which is widened like any first layer.
         """
         if self.embedding is not None:
             return NotImplemented
