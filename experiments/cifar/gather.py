@@ -16,18 +16,19 @@ from typing import Any
 
 from hetsngp.data.corruptions import CORRUPTIONS, SEVERITIES
 from hetsngp.files import write_json
-from hetsngp.paper.measurements import Candidate, Measuring, value_of
+from hetsngp.paper.measurements import ModelMeasurements, TrainedModel, value_of
 from hetsngp.paper.plots import draw
-from hetsngp.paper.reproduction import ask
+from hetsngp.paper.reproduction import check_request
 from hetsngp.paper.results import Result
 from hetsngp.paper.runs import runs_of
-from hetsngp.paper.sets import Probe, Sets, all_probes
+from hetsngp.paper.sets import AvailableSets, EvaluationSet, all_evaluation_sets
 
 KEPT = ("seconds", "epochs", "epoch", "held_out", "posterior")
 
 
-def numbers(measuring: Measuring, probe: Probe) -> Any:
-    return json.loads(measuring._file(probe).read_text(encoding="utf-8"))["numbers"]
+def numbers(measurements: ModelMeasurements, of: EvaluationSet) -> Any:
+    file = measurements.cache.file(of.name, ".json")
+    return json.loads(file.read_text(encoding="utf-8"))["numbers"]
 
 
 def main() -> None:
@@ -43,15 +44,15 @@ def main() -> None:
     parser.add_argument("--python", default=None)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    asked = ask("cifar100", options.seeds, None, options.changes)
+    request = check_request("cifar100", options.seeds, None, options.changes)
     keys = dict.fromkeys((name, severity) for name in CORRUPTIONS for severity in SEVERITIES)
-    sets = Sets(options.far, {"cifar100-c": (keys, not options.published)}, {})
-    result = Result(asked, notes=(*asked.table.notes, *sets.notes(asked.table)))
-    for part in asked.table.parts:
-        probes = all_probes(part.columns, sets, "cifar100")
+    sets = AvailableSets(options.far, {"cifar100-c": (keys, not options.published)}, {})
+    result = Result(request, notes=(*request.table.notes, *sets.notes(request.table)))
+    for part in request.table.parts:
+        measured = all_evaluation_sets(part.columns, sets, "cifar100")
         for row in part.rows:
-            for seed in asked.seeds:
-                (run,) = runs_of(row, asked.changes, seed)
+            for seed in request.seeds:
+                (run,) = runs_of(row, request.changes, seed)
                 folder = run.folder(options.folder)
                 summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
                 about = {name: summary[name] for name in KEPT} | {"settings": summary["recipe"]}
@@ -61,8 +62,9 @@ def main() -> None:
                     "seed": seed,
                     **about,
                 }
-                measuring = Measuring(Candidate((folder,), folder / "measured", "cifar100"), probes)
-                found = {probe: numbers(measuring, probe) for probe in probes}
+                model = TrainedModel((folder,), folder / "measured", "cifar100")
+                measurements = ModelMeasurements(model, measured)
+                found = {each: numbers(measurements, each) for each in measured}
                 for column in part.columns:
                     value = value_of(column, sets, "cifar100", found)
                     assert value is not None

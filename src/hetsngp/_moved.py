@@ -75,7 +75,7 @@ MOVED: dict[str, tuple[str, ...]] = {
         "paper.synthetic.store",
         "files",
     ),
-    "evaluation.synthetic": ("paper.synthetic.experiment",),
+    "evaluation.synthetic": ("paper.synthetic.experiment", "paper.synthetic.summary"),
     "evaluation.tables": ("paper.synthetic.summary",),
     "factors": ("types",),
     "features": ("frozen.features",),

@@ -71,7 +71,7 @@ class ResultCache:
 
     def file(self, name: str, suffix: str) -> Path:
         """File of a result: readable, and different for different names."""
-        plain = re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.")[-60:]
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[-60:]
         distinct = "" if plain == name else f"-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
         return self.folder / f"{plain}{distinct}{suffix}"
 
@@ -150,10 +150,10 @@ def _imports(file: Path, package: Path) -> Iterator[str]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             if node.level:
-                raise ValueError(f"{file}:{node.lineno}: a relative import; name the module from {root} on")
+                raise ValueError(f"{file} has a relative import: name the module from {root} on")
             for alias in node.names if f"{node.module}.".startswith(f"{root}.") else ():
                 submodule = f"{node.module}.{alias.name}"
                 names.append(str(node.module) if _source_file(submodule, package) is None else submodule)
         if root in names:  # it resolves names lazily, so that their modules could not be followed
-            raise ValueError(f"{file}:{node.lineno}: imports from {root} itself; name the module that has it")
+            raise ValueError(f"{file} imports from {root} itself: name the module that has it")
         yield from (name for name in names if name.startswith(f"{root}."))

@@ -1,8 +1,12 @@
-"""A digest of models and data: equal where nothing differs that we can see, and none where we cannot see.
+"""Fingerprints of models, data and code, by which :func:`hetsngp.evaluate` recognises cached results.
 
 Tensors and arrays count by their bytes, code by what it does (not by what it calls), every other object by
 its class and by the state it would be copied with. Nothing is pickled. An object that has no such state (an
-open file, a generator) is :class:`Unseen`: whoever asks must not take it for equal to another.
+open file, a generator) raises :class:`CannotFingerprint`, and a result that depends on it is not cached.
+
+Data count by the first batch, the number of batches, and all that lies in memory or in a list (tensors, file
+names, labels, the order of a sampler). A file whose content changed under the same name is noticed if it is
+in the first batch. Data of unknown length are not cached: of a generator only the first batch is known.
 """
 
 from __future__ import annotations
@@ -21,6 +25,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from hetsngp.evaluation.cache import code_fingerprint
+from hetsngp.evaluation.predictions import EvaluationBatches
+from hetsngp.models.loaders import num_batches
+
+DECIDES = (
+    "hetsngp.evaluation.set_evaluation",
+    "hetsngp.evaluation.restriction",
+    "hetsngp.models.*",
+    "hetsngp.posterior.*",
+    "hetsngp.conversion.*",
+    "hetsngp.io.*",
+    "hetsngp.frozen.*",
+    "hetsngp.estimator.*",
+    "hetsngp.data.*",
+)
+"""Modules whose code, with all that they import, decides the predictions of a model and their numbers."""
 # By their type alone: where a stream of random numbers has got to does not make other data.
 RANDOM = (
     torch.Generator,
@@ -32,24 +52,58 @@ RANDOM = (
 # What PyTorch keeps in every module, whose tensors and children are looked at by themselves; and what our
 # models remember of the warnings they gave.
 MODULES_OWN = {*vars(nn.Module()), "_warned"}
-# Versions stand for them (see hetsngp.evaluation.kept_parts), and their classes have much code.
+# Their versions stand for them (see environment_fingerprint), and their classes have much code.
 VERSIONED = ("torch", "hetsngp", "builtins")
 _PLAIN = str | int | float | complex | np.generic | PurePath
 _LONG = 1000
 
 
-class Unseen(Exception):
-    """Holds something that cannot be told from another of its kind."""
+def environment_fingerprint() -> str:
+    """Code of this package, torch's version, and the precision that autocast sets."""
+    cast = [(d, str(torch.get_autocast_dtype(d))) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+    return json.dumps([code_fingerprint(*DECIDES), torch.__version__, cast])
 
 
-class Digest:
+def model_fingerprint(model: Any) -> str | None:
+    """Fingerprint of the tensors of a network, the plain attributes of its modules and the code of their
+    classes; of our estimator also its settings.
+
+    An object with a method ``fingerprint() -> str | None`` decides itself. None: models cannot be compared.
+    """
+    if callable(getattr(model, "fingerprint", None)):
+        found = model.fingerprint()
+        return None if found is None else str(found)
+    if not isinstance(model, nn.Module) and not hasattr(model, "predict_uncertainty"):
+        return None
+    try:
+        return Fingerprinter().of(model)
+    except CannotFingerprint:
+        return None
+
+
+def data_fingerprint(batches: EvaluationBatches) -> str | None:
+    """Fingerprint of the first batch, and of the state of the loader and its data set; None: unknown."""
+    count = num_batches(batches.loader)
+    if count is None:
+        return None
+    try:
+        return Fingerprinter().of([batches.first, count, batches.loader])
+    except CannotFingerprint:
+        return None
+
+
+class CannotFingerprint(Exception):
+    """Raised for a value that holds something that cannot be told from another of its kind."""
+
+
+class Fingerprinter:
     """SHA-256 of nested values; ``of`` is the same for equal values, in any process."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, str]] = {}  # with the object, so that no other gets its id
 
     def of(self, value: Any) -> str:
-        """Of one value; raises :class:`Unseen`."""
+        """Fingerprint of one value; raises :class:`CannotFingerprint`."""
         if value is None or isinstance(value, _PLAIN):
             return f"{type(value).__name__}:{value!r}"
         if id(value) not in self._known:
@@ -57,7 +111,7 @@ class Digest:
             try:
                 self._known[id(value)] = (value, self._made(value))
             except RecursionError as error:
-                raise Unseen(f"{type(value).__name__} is nested too deeply") from error
+                raise CannotFingerprint(f"{type(value).__name__} is nested too deeply") from error
         return self._known[id(value)][1]
 
     def _made(self, value: Any) -> str:
@@ -140,7 +194,7 @@ class Digest:
             reduce = copyreg.dispatch_table.get(type(value))
             made = value.__reduce_ex__(4) if reduce is None else reduce(value)
         except Exception as error:  # whatever its __getstate__ raises
-            raise Unseen(f"{type(value).__name__} has no state that can be seen") from error
+            raise CannotFingerprint(f"{type(value).__name__} has no state that can be read") from error
         if isinstance(made, str):  # the name of the one object of its kind
             return self._all("name", [type(value), made])
         parts = [list(part) if isinstance(part, Iterator) else part for part in made]
@@ -176,7 +230,7 @@ def _tensor(value: Tensor) -> str:
             "tensor", str(value.dtype), str(tuple(value.shape)), data=flat.view(torch.uint8).numpy()
         )
     except (RuntimeError, NotImplementedError, TypeError) as error:  # without values, or sparse
-        raise Unseen(f"a tensor of layout {value.layout} on {value.device}") from error
+        raise CannotFingerprint(f"a tensor of layout {value.layout} on {value.device}") from error
 
 
 def _hashed(*parts: str, data: Any = b"") -> str:

@@ -1,4 +1,4 @@
-"""One set of axes a question; the figures of a report are made of these."""
+"""Panels: one set of axes each; the figures of a report are made of them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from hetsngp.evaluation.scores import wilson
 if TYPE_CHECKING:
     from hetsngp.evaluation.report import Report
 
-# Okabe and Ito's colours, told apart by colour-blind eyes; lines have dashes of their own besides.
-FAMILIAR = "#0072B2"
+# Okabe and Ito's colours, which colour-blind readers can tell apart; lines differ in dashes besides.
+ID_COLOR = "#0072B2"
 PALETTE = ("#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F3C8D", "#8C6D31")
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
 MARKERS = "osD^vPX*"
 # Scores that fill more than two decades are shown on a logarithmic axis.
 DECADES = 2.0
 FEWEST_BINS, MOST_BINS = 10, 40
-FIRST_ROWS = 20
-"""A share of errors among fewer rows is not drawn."""
+FIRST_EXAMPLES = 20
+"""A share of errors among fewer examples is not drawn."""
 LONGEST = 40
 """Letters of a name in a legend."""
 POINTS = 400
-"""A curve is thinned to about so many points."""
+"""Approximate number of points of a thinned curve."""
 
 
 def style(index: int, **more: Any) -> dict[str, Any]:
@@ -40,19 +40,19 @@ def style(index: int, **more: Any) -> dict[str, Any]:
 
 
 def score_style(score: str) -> dict[str, Any]:
-    """The same in every report; ``ood_score`` above others, which may be equal to it."""
+    """Line style of a score, the same in every report; ``ood_score`` above others that may equal it."""
     weight = {"linewidth": 2.6, "zorder": 4} if score == "ood_score" else {"linewidth": 1.3}
     return style(SCORES.index(score), **weight)
 
 
 def legend_under(ax: Any, columns: int = 2) -> None:
-    """Below the axes, where it covers no data."""
+    """Add a legend below the axes, where it covers no data."""
     look: dict[str, Any] = {"ncols": columns, "frameon": False, "fontsize": 8, "columnspacing": 1.0}
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), borderaxespad=0.0, **look)
 
 
 def legend_below(figure: Any, handles: Mapping[str, Any] | None = None) -> None:
-    """One legend for all axes, under them, each name once; or of the ``handles`` that are given."""
+    """Add one legend below all axes, each name once; or of the ``handles`` that are given."""
     found: dict[str, Any] = dict(handles or {})
     for ax in figure.axes if handles is None else ():
         for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
@@ -68,14 +68,14 @@ def set_handles(report: Report) -> dict[str, Any]:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles: dict[str, Any] = {"id (familiar)": Patch(color=FAMILIAR, alpha=0.4)}
+    handles: dict[str, Any] = {"in-distribution": Patch(color=ID_COLOR, alpha=0.4)}
     for index, name in enumerate(report.ood):
         handles[name] = Line2D([], [], marker=MARKERS[index % len(MARKERS)], markersize=5, **style(index))
     return handles
 
 
 def reliability_panel(upper: Any, lower: Any, report: Report) -> None:
-    """Accuracy of each bin against its mean confidence, the diagonal, bins without rows; below, the rows."""
+    """Draw the accuracy of each bin against its mean confidence, and below the number of examples."""
     bins = report.reliability
     count = bins.count.numpy()
     width = 1 / len(count)
@@ -84,81 +84,86 @@ def reliability_panel(upper: Any, lower: Any, report: Report) -> None:
     full = count > 0
     for start in left[~full]:
         upper.axvspan(start, start + width, color="0.93", lw=0)
-    upper.bar(left[full], accuracy[full], width, align="edge", color=FAMILIAR, alpha=0.35, edgecolor="white")
-    mark = {"fmt": "o", "color": FAMILIAR, "markersize": 4, "capsize": 2, "linewidth": 1}
+    upper.bar(left[full], accuracy[full], width, align="edge", color=ID_COLOR, alpha=0.35, edgecolor="white")
+    mark = {"fmt": "o", "color": ID_COLOR, "markersize": 4, "capsize": 2, "linewidth": 1}
     error = _wilson(accuracy[full], count[full])
     upper.errorbar(confidence[full], accuracy[full], error, **mark)
     upper.plot([0, 1], [0, 1], color="black", linestyle="--", linewidth=1)
-    upper.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="share right ± s. e.")
+    upper.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy ± s. e.")
     upper.set_title(f"Reliability: ECE {report.id.ece:.3f}")
     upper.tick_params(labelbottom=False)
     lower.bar(left, count, width, align="edge", color="0.45", edgecolor="white")
     lower.set_yscale("log")
     lower.set_ylim(0.5, 2 * count.max())
     _plain_ticks(lower.yaxis)
-    lower.set(xlabel="confidence (grey: bins without rows)", ylabel="rows", xlim=(0, 1))
+    lower.set(xlabel="confidence (grey: empty bins)", ylabel="examples", xlim=(0, 1))
 
 
 def _wilson(share: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """(2, n) below and above: one standard error as Wilson's interval has it, not 0 where all are right."""
+    """Error bars (2, n) by Wilson's interval of one standard error, not 0 where all are correct."""
     middle, half = wilson(share, count)
     return np.clip(np.stack([share - (middle - half), middle + half - share]), 0, None)
 
 
-def within(ax: Any, least: float, most: float = np.inf) -> None:
-    """From 0 at the lowest to ``most`` at the highest, with room for a line at either; at least to ``least``,
-    so that rounding does not fill the axes.
+def limit_y(ax: Any, least: float, most: float = np.inf) -> None:
+    """Limit the y axis to [0, ``most``] with a margin; its upper end is at least ``least``, so that rounding
+    does not fill the axes.
     """
     low, high = (float(np.clip(end, 0, most)) for end in ax.get_ylim())
     high = max(high, least)
-    room = 0.02 * (high - low)
-    ax.set_ylim(low - room, high + room)
+    margin = 0.02 * (high - low)
+    ax.set_ylim(low - margin, high + margin)
 
 
 def _plain_ticks(axis: Any) -> None:
-    """Decades as 0.01, 1, 100: powers of ten would ask for fonts that are not everywhere."""
+    """Label decades as 0.01, 1, 100: powers of ten need fonts that are not everywhere."""
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter("")
 
 
 def risk_panel(ax: Any, report: Report, scores: Sequence[str], legend: bool = True) -> None:
-    """Errors among the surest rows by the share that is answered; the best order and none beside it."""
-    inside = report.rows["id"]
-    correct = inside.correct
+    """Draw the errors among the most certain examples by the share answered."""
+    predictions = report.predictions["id"]
+    correct = predictions.correct
     assert correct is not None
     for score in scores:
-        _risk(ax, inside.scores[score], correct, label=label(score), **score_style(score))
+        _risk(ax, predictions.scores[score], correct, label=label(score), **score_style(score))
     _risk(ax, ~correct, correct, label="best possible order", color="0.6", linewidth=1.2)
     ax.axhline(
         100 * (1 - report.id.accuracy), color="0.6", linewidth=1.2, linestyle=":", label="random order"
     )
-    ax.set(xlim=(0, 100), xlabel="% of rows answered, surest first", ylabel="% wrong among them")
+    ax.set(xlim=(0, 100), xlabel="% of examples answered, most certain first", ylabel="% wrong among them")
     ax.set_ylim(bottom=0)
-    within(ax, 1.0, 100.0)
+    limit_y(ax, 1.0, 100.0)
     ax.set_title("Risk and coverage")
     if legend:
         legend_under(ax)
 
 
-def _risk(ax: Any, doubt: Tensor, correct: Tensor, **look: Any) -> None:
-    risk = metrics.risks(doubt, correct).numpy()
-    # Before that it is a matter of a few rows.
-    first = min(max(FIRST_ROWS, len(risk) // 100), len(risk))
+def _risk(ax: Any, uncertainty: Tensor, correct: Tensor, **look: Any) -> None:
+    risk = metrics.risks(uncertainty, correct).numpy()
+    # Before that a few examples decide.
+    first = min(max(FIRST_EXAMPLES, len(risk) // 100), len(risk))
     k = np.unique(np.linspace(first, len(risk), POINTS).round().astype(int))
     ax.plot(100 * k / len(risk), 100 * risk[k - 1], **look)
 
 
 def roc_panel(ax: Any, report: Report, curves: Sequence[tuple[str, str]], by: str) -> None:
-    """OOD rows found against familiar rows flagged, for (set, score); lines differ ``by`` set or score."""
+    """Draw ROC curves of (set, score); lines differ ``by`` "set" or "score"."""
     for index, (name, score) in enumerate(curves):
-        found = metrics.roc(report.rows["id"].scores[score], report.rows[f"ood {name}"].scores[score])
+        found = metrics.roc(
+            report.predictions["id"].scores[score], report.predictions[f"ood {name}"].scores[score]
+        )
         false, true = (100 * _thinned(values) for values in found)
         named = name if by == "set" else label(score)
         ax.plot(false, true, label=named, **(style(index) if by == "set" else score_style(score)))
     ax.plot([0, 100], [0, 100], color="0.6", linewidth=1, linestyle=":")
     ax.axhline(95, color="0.75", linewidth=0.8)
     ax.set(
-        xlim=(-1, 101), ylim=(-1, 101), xlabel="% of familiar rows flagged", ylabel="% of OOD rows flagged"
+        xlim=(-1, 101),
+        ylim=(-1, 101),
+        xlabel="% of in-distribution examples flagged",
+        ylabel="% of OOD examples flagged",
     )
     if by == "set":
         ax.set_title(f"ROC of {label(curves[0][1])}")
@@ -172,10 +177,10 @@ def _thinned(values: Tensor) -> np.ndarray:
 
 
 def auroc_panel(ax: Any, report: Report) -> None:
-    """A row a score, a mark an OOD set, with two standard errors."""
+    """Draw the AUROC of each score on each OOD set, with two standard errors."""
     scores = list(report.scores)[::-1]
-    for index, (name, outside) in enumerate(report.ood.items()):
-        found = [outside.scores[score] for score in scores]
+    for index, (name, ood_set) in enumerate(report.ood.items()):
+        found = [ood_set.scores[score] for score in scores]
         height = np.arange(len(scores)) + 0.14 * ((len(report.ood) - 1) / 2 - index)
         error = [2 * (each.auroc_standard_error or 0.0) for each in found]
         look = {"fmt": MARKERS[index % len(MARKERS)], "color": PALETTE[index % len(PALETTE)], "markersize": 5}
@@ -183,35 +188,36 @@ def auroc_panel(ax: Any, report: Report) -> None:
     ax.axvline(0.5, color="0.6", linewidth=1, linestyle=":")
     ax.set_yticks(range(len(scores)), [label(score) for score in scores], fontsize=8)
     ax.set(xlabel="AUROC ± 2 s. e. (0.5 is chance)", ylim=(-0.6, len(scores) - 0.4))
-    ax.set_title("Which doubt finds what is unfamiliar")
+    ax.set_title("OOD detection by score")
     ax.grid(axis="y", color="0.92")
     ax.set_axisbelow(True)
 
 
 def score_panel(ax: Any, report: Report, score: str) -> None:
-    """Histograms of one score: ``id`` filled, each OOD set a line; shares of rows."""
-    sets = {"id": report.rows["id"], **{name: report.rows[f"ood {name}"] for name in report.ood}}
-    values = {name: rows.scores[score].numpy() for name, rows in sets.items()}
-    # As many bins as rows in each, in the smallest set.
+    """Draw histograms of one score: ``id`` filled, each OOD set a line; shares of examples."""
+    sets = {"id": report.predictions["id"]}
+    sets |= {name: report.predictions[f"ood {name}"] for name in report.ood}
+    values = {name: each.scores[score].numpy() for name, each in sets.items()}
+    # As many bins as examples in each, in the smallest set.
     bins = int(np.clip(np.sqrt(min(map(len, values.values()))), FEWEST_BINS, MOST_BINS))
     edges, logarithmic = _edges(np.concatenate(list(values.values())), bins)
     for index, (name, value) in enumerate(values.items()):
-        inside = np.clip(value, edges[0], edges[-1])
-        share = 100 * np.histogram(inside, edges)[0] / len(value)
+        clipped = np.clip(value, edges[0], edges[-1])
+        share = 100 * np.histogram(clipped, edges)[0] / len(value)
         if name == "id":
-            ax.stairs(share, edges, fill=True, color=FAMILIAR, alpha=0.4, label="id (familiar)")
+            ax.stairs(share, edges, fill=True, color=ID_COLOR, alpha=0.4, label="in-distribution")
         else:
             ax.stairs(share, edges, label=name, **style(index - 1))
     if logarithmic:
         ax.set_xscale("log")
         _plain_ticks(ax.xaxis)
     unit = "" if score in ("one_minus_confidence", "ood_score", "latent_variance") else " (nats)"
-    ax.set(xlabel=f"{label(score)}{unit}", ylabel="% of rows")
+    ax.set(xlabel=f"{label(score)}{unit}", ylabel="% of examples")
     ax.set_ylim(bottom=0)
 
 
 def _edges(values: np.ndarray, bins: int) -> tuple[np.ndarray, bool]:
-    """Bins over all but a thousandth at each end, which the end bins hold; and whether by decades."""
+    """Edges of bins over all but a thousandth at each end, and whether they are logarithmic."""
     low, high = np.quantile(values, [0.001, 0.999])
     low = low if low > 0 else np.quantile(values[values > 0], 0.001) if (values > 0).mean() > 0.99 else low
     if low > 0 and np.log10(high / low) > DECADES:

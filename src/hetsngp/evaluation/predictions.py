@@ -1,4 +1,4 @@
-"""What is kept of the predictions of a data set: a few numbers a row, whatever the number of classes."""
+"""Predictions of a data set, reduced to a few numbers for each example, whatever the number of classes."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ SCORES = (
     "latent_variance",
     "one_minus_confidence",
 )
-"""Every measure of doubt in a :class:`hetsngp.Prediction`; higher is less sure."""
+"""Every uncertainty score of a :class:`hetsngp.Prediction`; higher is more uncertain."""
 OF_PROBS = ("total_uncertainty", "one_minus_confidence")
-"""Those that follow from the probabilities; of a restricted model only the second."""
+"""Scores that follow from the probabilities; for a restricted model only the second."""
 
 
 @dataclass(frozen=True, eq=False)
 class SetPredictions:
-    """Of n rows in order: each value (n,), in float64 on the CPU; None where there are no such labels."""
+    """Values of n examples in order, each (n,), in float64 on the CPU; None without such labels."""
 
     num_classes: int
     confidence: Tensor
     scores: Mapping[str, Tensor]
-    """By the names in :data:`SCORES`; without doubt only those in :data:`OF_PROBS`."""
+    """By the names in :data:`SCORES`; of probabilities alone only those in :data:`OF_PROBS`."""
     correct: Tensor | None = None
     """Whether the most probable class is the label, or among the labels: bool."""
     nll: Tensor | None = None
-    """−log p(label); of several labels the sum over classes."""
+    """−log p(label); for multi-label data the sum over classes."""
     brier: Tensor | None = None
-    """Σ_k (p_k − [k = label])²; None of several labels."""
+    """Σ_k (p_k − [k = label])²; None for multi-label data."""
 
     def __len__(self) -> int:
         return len(self.confidence)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """For a file."""
+        """Arrays for a file."""
         values = {"confidence": self.confidence, "correct": self.correct, "nll": self.nll}
         values |= {"brier": self.brier, **{f"score.{name}": score for name, score in self.scores.items()}}
         found = {name: value.numpy() for name, value in values.items() if value is not None}
@@ -60,7 +60,7 @@ class SetPredictions:
 
     @staticmethod
     def of_arrays(arrays: Mapping[str, np.ndarray]) -> SetPredictions:
-        """What :meth:`arrays` gave."""
+        """Predictions from the result of :meth:`arrays`."""
         scores = {name: torch.from_numpy(arrays[f"score.{name}"]) for name in SCORES}
         rest = {
             name: torch.from_numpy(arrays[name]) if name in arrays else None
@@ -71,9 +71,9 @@ class SetPredictions:
 
 
 class EvaluationBatches:
-    """The batches of a loader, of which the first is looked at before anything is predicted.
+    """Batches of a loader, of which the first is read before anything is predicted.
 
-    ``where`` names the loader in errors. A loader of ours that augments gives its images as they are.
+    ``where`` names the loader in errors. A loader of ours that augments gives its images unaugmented.
     """
 
     def __init__(self, loader: Any, where: str) -> None:
@@ -89,17 +89,17 @@ class EvaluationBatches:
             ) from None
 
     def labelled(self) -> Iterator[tuple[Any, Any]]:
-        """(x, y) of each batch, once."""
+        """Yield (x, y) of each batch, once."""
         for batch in self._all():
             x, y, weight = check_batch(batch, self.where)
             if weight is not None:
                 raise ValueError(
-                    f"{self.where} yields weights, but evaluate counts each row once: give (x, y)"
+                    f"{self.where} yields weights, but evaluate counts each example once: give (x, y)"
                 )
             yield x, y
 
     def inputs(self) -> Iterator[tuple[Any, None]]:
-        """(x, None) of each batch, once; batches are x, or (x, y) whose labels are not looked at."""
+        """Yield (x, None) of each batch, once; batches are x, or (x, y) whose labels are ignored."""
         for batch in self._all():
             if isinstance(batch, Mapping):
                 yield {k: v for k, v in batch.items() if k not in ("labels", "label", "label_ids")}, None
@@ -112,7 +112,7 @@ class EvaluationBatches:
 
 
 def check_loader(loader: Any, where: str) -> None:
-    """Something that yields batches, by its type."""
+    """Refuse what yields no batches, by its type."""
     if isinstance(loader, torch.utils.data.Dataset):
         raise TypeError(
             f"{where} is a Dataset: wrap it, torch.utils.data.DataLoader(dataset, batch_size=256)"
@@ -129,40 +129,40 @@ def check_loader(loader: Any, where: str) -> None:
 
 
 def _is_one_batch(x: Any, y: Any) -> bool:
-    """Inputs and labels, and not two batches of inputs, which are alike."""
+    """Whether these are inputs and labels, and not two batches of inputs, which are alike."""
     arrays = isinstance(x, Tensor | np.ndarray) and isinstance(y, Tensor | np.ndarray)
     return arrays and (x.ndim != y.ndim or x.dtype != y.dtype)
 
 
-def predict_rows(
+def predict_set(
     predictor: Predictor,
     batches: EvaluationBatches,
     *,
     labelled: bool,
-    doubt: bool = True,
+    uncertainty: bool = True,
     generator: torch.Generator | None = None,
-    on_batch: Callable[[int], None] = lambda rows: None,
+    on_batch: Callable[[int], None] = lambda examples: None,
 ) -> SetPredictions:
-    """Go through all batches; ``on_batch`` is told the number of rows of each.
+    """Predict all batches; ``on_batch`` gets the number of examples of each.
 
-    Without ``doubt`` labelled rows are predicted by their probabilities alone.
+    Without ``uncertainty`` the probabilities alone are predicted.
     """
     parts: list[dict[str, Tensor]] = []
     classes: int | None = None
     for x, y in batches.labelled() if labelled else batches.inputs():
         try:
-            prediction = predictor.predict(x, generator) if doubt else None
+            prediction = predictor.predict(x, generator) if uncertainty else None
             probs = predictor.probs(x, generator) if prediction is None else prediction.probs
             labels = predictor.labels(y, probs) if labelled else None
             check_probs(probs, total=predictor.total(labels))
             values = _reduce(probs, labels)
             if prediction is not None:
-                values |= _doubts(prediction)
+                values |= _uncertainties(prediction)
             elif not predictor.is_restricted:
                 values["total_uncertainty"] = _entropy(probs, labels)
             parts.append(values)
         except Exception as error:
-            if error.args and isinstance(error.args[0], str):  # another's keeps its words
+            if error.args and isinstance(error.args[0], str):  # another type of error keeps its arguments
                 error.args = (f"{batches.where}: {error.args[0]}", *error.args[1:])
             raise
         classes = classes or probs.shape[-1]
@@ -177,7 +177,7 @@ def predict_rows(
     return SetPredictions(classes, scores=scores, **values)
 
 
-def _doubts(prediction: Prediction) -> dict[str, Tensor]:
+def _uncertainties(prediction: Prediction) -> dict[str, Tensor]:
     # Copies: a column of a larger tensor would keep all of it.
     return {name: getattr(prediction, name).clone() for name in SCORES[:-1]}
 
@@ -198,6 +198,6 @@ def _check(values: Mapping[str, Tensor], where: str) -> None:
         bad = ~value.double().isfinite()
         if bool(bad.any()):
             raise ValueError(
-                f"{where}: {name} is NaN or infinite, first in row {int(bad.int().argmax())}: look at that "
-                "input, and whether training diverged; after a repair fit the posterior again"
+                f"{where}: {name} is NaN or infinite, first in example {int(bad.int().argmax())}: check "
+                "that input, and whether training diverged; after a repair fit the posterior again"
             )

@@ -1,4 +1,4 @@
-"""Report: what ``evaluate`` found, as a value, as JSON, as text, and as a folder with pictures."""
+"""Report: the result of ``evaluate`` as a value, as JSON, as text, and as a folder with figures."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hetsngp._moved import renamed_attribute
 from hetsngp.evaluation import report_text
 from hetsngp.evaluation.predictions import SetPredictions
 from hetsngp.evaluation.report_plots import draw_report
@@ -18,51 +19,55 @@ from hetsngp.metrics import Reliability
 
 
 @dataclass(frozen=True)
-class OutsideSet:
-    """A set unlike the training data."""
+class OODSet:
+    """Result on an out-of-distribution set."""
 
-    rows: int
+    examples: int
     confidence: float
     """Mean probability of the most probable class."""
     mean_scores: Mapping[str, float]
     scores: Mapping[str, Detection]
-    """How well each score tells it from ``id``."""
+    """How well each score separates it from ``id``."""
+    rows = renamed_attribute("rows", "examples")
 
 
 @dataclass(frozen=True)
 class Report:
-    """What :func:`hetsngp.evaluate` found; ``print(report)`` for people, ``save`` for a folder.
+    """Result of :func:`hetsngp.evaluate`; ``print(report)`` for people, ``save`` for a folder.
 
-    docs/evaluation.md says what each number means and which way is better.
+    docs/evaluation.md defines each number and says whether higher is better.
     """
 
     title: str
     num_classes: int
-    several_labels: bool
+    multi_label: bool
     """Whether labels were multi-hot: ``id.accuracy`` is precision@1 then."""
     scores: tuple[str, ...]
-    """Measures of doubt that the model offers: those that are not the same for every row of ``id`` and
+    """Uncertainty scores of the model: those that are not the same for every example of ``id`` and
     ``ood``."""
     id: Quality
     mean_scores: Mapping[str, float]
-    """Of ``id``, all of them."""
+    """Mean of every score over ``id``."""
     reliability: Reliability
     selection: Mapping[str, Selection]
-    """Of ``id``, by score; by ``one_minus_confidence`` in any case."""
-    ood: Mapping[str, OutsideSet] = field(default_factory=dict)
+    """Selective prediction on ``id``, by score; by ``one_minus_confidence`` in any case."""
+    ood: Mapping[str, OODSet] = field(default_factory=dict)
     corrupted: Corrupted | None = None
     seconds: float = 0.0
     about: Mapping[str, str] = field(default_factory=dict)
-    """What was measured on what, by name: the sets, the recipe, versions."""
-    rows: Mapping[str, SetPredictions] = field(default_factory=dict, repr=False, compare=False)
-    """Values of every row, of "id" and of each "ood NAME"; not in the JSON."""
+    """Data sets, recipe and versions, by name."""
+    predictions: Mapping[str, SetPredictions] = field(default_factory=dict, repr=False, compare=False)
+    """Predictions of every example, of "id" and of each "ood NAME"; not in the JSON."""
+
+    several_labels = renamed_attribute("several_labels", "multi_label")
+    rows = renamed_attribute("rows", "predictions")
 
     def summary(self) -> list[str]:
-        """How accurate, how calibrated, how well it knows what it does not know: a sentence each."""
+        """Sentences on accuracy, calibration, OOD detection and corruption."""
         return report_text.summary(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """For strict JSON: no NaN, None where a number is undefined."""
+        """Values for strict JSON: no NaN, None where a number is undefined."""
         bins = self.reliability
         edges = [i / len(bins.count) for i in range(len(bins.count) + 1)]
         columns = (
@@ -79,7 +84,7 @@ class Report:
                 "about": self.about,
                 "summary": self.summary(),
                 "num_classes": self.num_classes,
-                "labels": "multi-hot" if self.several_labels else "class numbers",
+                "labels": "multi-hot" if self.multi_label else "class numbers",
                 "scores": self.scores,
                 "id": {**asdict(self.id), "mean_scores": self.mean_scores},
                 "reliability": [dict(zip(names, bin, strict=True)) for bin in zip(*columns, strict=True)],
@@ -91,17 +96,17 @@ class Report:
         )
 
     def markdown(self, pictures: Mapping[str, str] | None = None) -> str:
-        """Summary and tables; ``pictures`` are linked to: their names and files."""
+        """Summary and tables, with links to ``pictures`` (name → file)."""
         return report_text.markdown(self, pictures or {})
 
     def __str__(self) -> str:
         return report_text.plain_text(self)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write report.json, report.md and the pictures into ``folder``, each whole or not at all; a picture
-        of an earlier report that this one does not have is removed.
+        """Write report.json, report.md and the figures into ``folder``; remove figures of an earlier report
+        that this one does not have.
 
-        Returns report.md. Pictures need matplotlib: ``pip install 'hetsngp[eval]'``.
+        Returns the path of report.md. Figures need matplotlib: ``pip install 'hetsngp[eval]'``.
         """
         folder = Path(folder)
         pictures = draw_report(self, folder)

@@ -1,4 +1,4 @@
-"""The pictures of a report: one at a glance, and one for each question."""
+"""Figures of a report: an overview, and one each for calibration, selection, OOD detection and corruption."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 
 from hetsngp.evaluation.figures import new_figure, save_figure
 from hetsngp.evaluation.panels import (
-    FAMILIAR,
+    ID_COLOR,
     auroc_panel,
     legend_below,
     legend_under,
+    limit_y,
     reliability_panel,
     risk_panel,
     roc_panel,
     score_panel,
     score_style,
     set_handles,
-    within,
 )
 from hetsngp.evaluation.report_text import label, verdict
 
@@ -30,11 +30,93 @@ if TYPE_CHECKING:
 
 NATS = ("total_uncertainty", "data_uncertainty", "model_uncertainty")
 TITLES = {"accuracy": "Accuracy", "nll": "NLL", "ece": "ECE"}
-UNITS = {"accuracy": "% right", "nll": "nats", "ece": "ECE"}
+UNITS = {"accuracy": "% correct", "nll": "nats", "ece": "ECE"}
+
+
+def draw_report(report: Report, folder: Path) -> dict[str, Path]:
+    """Write all figures that there are data for, and remove those of an earlier report; name → file."""
+    has_ood, has_corrupted = bool(report.ood and report.scores), report.corrupted is not None
+    drawings: dict[str, tuple[bool, Callable[[Report], Any]]] = {
+        "overview": (True, draw_overview),
+        "reliability": (True, draw_reliability),
+        "risk_coverage": (True, draw_risk_coverage),
+        "roc": (has_ood, draw_roc),
+        "scores": (has_ood, draw_scores),
+        "corrupted": (has_corrupted, draw_corrupted),
+    }
+    written = {}
+    for name, (has_data, draw) in drawings.items():
+        path = folder / ("report.png" if name == "overview" else f"{name}.png")
+        if has_data:
+            save_figure(draw(report), path)
+            written[name] = path
+        else:
+            path.unlink(missing_ok=True)
+    return written
+
+
+def draw_overview(report: Report) -> Any:
+    """Accuracy, calibration, OOD detection and corruption in one figure, with the numbers above it."""
+    panels: list[Callable[[Any], None]] = [lambda ax: risk_panel(ax, report, _two_scores(report))]
+    if report.ood and report.scores:
+        score = "ood_score" if "ood_score" in report.scores else report.scores[0]
+        panels += [
+            lambda ax: auroc_panel(ax, report),
+            lambda ax: _titled(ax, f"Histogram of {label(score)}", report, score),
+            lambda ax: roc_panel(ax, report, [(name, score) for name in report.ood], by="set"),
+        ]
+    if report.corrupted is not None:
+        panels.append(lambda ax: severity_panel(ax, report, "accuracy"))
+    columns = 2 if len(panels) < 3 else 3
+    rows = -(-(1 + len(panels)) // columns)
+    figure = new_figure(4.4 * columns, 4.1 * rows + 0.9)
+    figure.get_layout_engine().set(h_pad=0.1, w_pad=0.08)
+    grid = figure.add_gridspec(rows, columns)
+    _reliability(figure, grid[0], report)
+    for panel, place in zip(panels, list(grid)[1:], strict=False):
+        panel(figure.add_subplot(place))
+    figure.suptitle(_headline(report, letters=int(9.5 * figure.get_figwidth())), fontsize=12)
+    if report.ood and report.scores:
+        legend_below(figure, set_handles(report))
+    return figure
+
+
+def draw_reliability(report: Report) -> Any:
+    """Accuracy against confidence, and the number of examples in each bin."""
+    figure = new_figure(5.2, 5.8)
+    _reliability(figure, figure.add_gridspec(1, 1)[0], report)
+    return figure
+
+
+def draw_risk_coverage(report: Report) -> Any:
+    """Errors that remain when only the most certain examples are answered, for each score."""
+    figure = new_figure(6.4, 5.4)
+    risk_panel(figure.subplots(), report, list(report.selection), legend=False)
+    legend_below(figure)
+    return figure
+
+
+def draw_roc(report: Report) -> Any:
+    """A panel for each OOD set, a curve for each score."""
+    figure, axes = _grid(len(report.ood), columns=3)
+    for ax, name in zip(axes, report.ood, strict=False):
+        roc_panel(ax, report, [(name, score) for score in report.scores], by="score")
+        ax.set_title(name)
+    legend_below(figure)
+    return figure
+
+
+def draw_scores(report: Report) -> Any:
+    """A panel for each score: histograms of ``id`` and of each OOD set."""
+    figure, axes = _grid(len(report.scores), columns=3, height=3.1)
+    for ax, score in zip(axes, report.scores, strict=False):
+        score_panel(ax, report, score)
+    legend_below(figure)
+    return figure
 
 
 def draw_corrupted(report: Report) -> Any:
-    """Accuracy, NLL, ECE and mean doubt by severity; and the accuracy of every set."""
+    """Accuracy, NLL, ECE and mean uncertainties by severity; and the accuracy of every set."""
     assert report.corrupted is not None
     kinds = len(report.corrupted.by_corruption)
     figure = new_figure(13.5, max(7.0, 0.3 * kinds + 2.2))
@@ -42,13 +124,16 @@ def draw_corrupted(report: Report) -> Any:
     for place, name in zip((grid[0, 0], grid[0, 1], grid[1, 0]), TITLES, strict=True):
         severity_panel(figure.add_subplot(place), report, name)
     if _in_nats(report):
-        _doubt_panel(figure.add_subplot(grid[1, 1]), report)
+        _uncertainty_panel(figure.add_subplot(grid[1, 1]), report)
     _table_panel(figure.add_subplot(grid[:, 2]), report)
     return figure
 
 
+# --- panels of corrupted sets ---------------------------------------------------------------------------
+
+
 def severity_panel(ax: Any, report: Report, name: str) -> None:
-    """One number by severity: each corruption, their mean, and ``id`` at 0."""
+    """Draw one number by severity: each corruption, their mean, and ``id`` at 0."""
     by = report.corrupted
     assert by is not None
     factor = 100 if name == "accuracy" else 1
@@ -59,14 +144,14 @@ def severity_panel(ax: Any, report: Report, name: str) -> None:
         look = {"color": "0.75", "linewidth": 0.8, "label": "one corruption" if index == 0 else None}
         ax.plot((0, *x), (clean, *(factor * v for v in y)), **look)
     means = [factor * getattr(mean, name) for mean in by.by_severity.values()]
-    ax.plot((0, *by.by_severity), (clean, *means), color=FAMILIAR, marker="o", linewidth=2, label="mean")
+    ax.plot((0, *by.by_severity), (clean, *means), color=ID_COLOR, marker="o", linewidth=2, label="mean")
     _severities(ax, report)
-    within(ax, *((1.0, 100.0) if name == "accuracy" else (0.01,)))
+    limit_y(ax, *((1.0, 100.0) if name == "accuracy" else (0.01,)))
     ax.set(ylabel=UNITS[name], title=f"{TITLES[name]} under corruption")
     legend_under(ax)
 
 
-def _doubt_panel(ax: Any, report: Report) -> None:
+def _uncertainty_panel(ax: Any, report: Report) -> None:
     by = report.corrupted
     assert by is not None
     for score in _in_nats(report):
@@ -79,14 +164,14 @@ def _doubt_panel(ax: Any, report: Report) -> None:
             **score_style(score),
         )
     _severities(ax, report)
-    ax.set(ylabel="nats", title="Mean doubt under corruption")
+    ax.set(ylabel="nats", title="Mean uncertainty under corruption")
     ax.set_ylim(bottom=0)
     legend_under(ax, columns=3)
 
 
 def _in_nats(report: Report) -> list[str]:
     assert report.corrupted is not None
-    known = report.corrupted.mean.scores  # of probabilities alone there is less
+    known = report.corrupted.mean.scores  # fewer where only probabilities were predicted
     return [score for score in NATS if score in report.scores and score in known]
 
 
@@ -98,7 +183,7 @@ def _severities(ax: Any, report: Report) -> None:
 
 
 def _table_panel(ax: Any, report: Report) -> None:
-    """Accuracy of every set, in per cent."""
+    """Draw the accuracy of every set, in per cent."""
     by = report.corrupted
     assert by is not None
     kinds, severities = list(by.by_corruption), list(by.by_severity)
@@ -119,94 +204,10 @@ def _table_panel(ax: Any, report: Report) -> None:
             )
     ax.set_yticks(range(len(kinds)), [kind.replace("_", " ") for kind in kinds], fontsize=9)
     ax.set_xticks(range(len(severities)), [str(severity) for severity in severities])
-    ax.set(xlabel="severity", title="% right")
+    ax.set(xlabel="severity", title="% correct")
 
 
-def draw_report(report: Report, folder: Path) -> dict[str, Path]:
-    """Write all pictures that there are data for; their names and files. Those of an earlier report that this
-    one has no data for are removed.
-    """
-    outside, damaged = bool(report.ood and report.scores), report.corrupted is not None
-    drawings: dict[str, tuple[bool, Callable[[Report], Any]]] = {
-        "overview": (True, draw_overview),
-        "reliability": (True, draw_reliability),
-        "risk_coverage": (True, draw_risk_coverage),
-        "roc": (outside, draw_roc),
-        "scores": (outside, draw_scores),
-        "corrupted": (damaged, draw_corrupted),
-    }
-    written = {}
-    for name, (has_data, draw) in drawings.items():
-        path = folder / ("report.png" if name == "overview" else f"{name}.png")
-        if has_data:
-            save_figure(draw(report), path)
-            written[name] = path
-        else:
-            path.unlink(missing_ok=True)
-    return written
-
-
-def draw_overview(report: Report) -> Any:
-    """Accuracy, calibration, OOD and damage in one picture, with the numbers above it."""
-    panels: list[Callable[[Any], None]] = [lambda ax: risk_panel(ax, report, _two_scores(report))]
-    if report.ood and report.scores:
-        score = "ood_score" if "ood_score" in report.scores else report.scores[0]
-        panels += [
-            lambda ax: auroc_panel(ax, report),
-            lambda ax: _titled(ax, f"{label(score)}: familiar and not", report, score),
-            lambda ax: roc_panel(ax, report, [(name, score) for name in report.ood], by="set"),
-        ]
-    if report.corrupted is not None:
-        panels.append(lambda ax: severity_panel(ax, report, "accuracy"))
-    columns = 2 if len(panels) < 3 else 3
-    rows = -(-(1 + len(panels)) // columns)
-    figure = new_figure(4.4 * columns, 4.1 * rows + 0.9)
-    figure.get_layout_engine().set(h_pad=0.1, w_pad=0.08)
-    grid = figure.add_gridspec(rows, columns)
-    _reliability(figure, grid[0], report)
-    for panel, place in zip(panels, list(grid)[1:], strict=False):
-        panel(figure.add_subplot(place))
-    figure.suptitle(_headline(report, letters=int(9.5 * figure.get_figwidth())), fontsize=12)
-    if report.ood and report.scores:
-        legend_below(figure, set_handles(report))
-    return figure
-
-
-def draw_reliability(report: Report) -> Any:
-    """Accuracy against confidence, and how many rows stand behind each bin."""
-    figure = new_figure(5.2, 5.8)
-    _reliability(figure, figure.add_gridspec(1, 1)[0], report)
-    return figure
-
-
-def draw_risk_coverage(report: Report) -> Any:
-    """Errors left when only the surest rows are answered, for each score."""
-    figure = new_figure(6.4, 5.4)
-    risk_panel(figure.subplots(), report, list(report.selection), legend=False)
-    legend_below(figure)
-    return figure
-
-
-def draw_roc(report: Report) -> Any:
-    """A panel an OOD set, a curve a score."""
-    figure, axes = _grid(len(report.ood), columns=3)
-    for ax, name in zip(axes, report.ood, strict=False):
-        roc_panel(ax, report, [(name, score) for score in report.scores], by="score")
-        ax.set_title(name)
-    legend_below(figure)
-    return figure
-
-
-def draw_scores(report: Report) -> Any:
-    """A panel a score: the rows of ``id`` and of each OOD set."""
-    figure, axes = _grid(len(report.scores), columns=3, height=3.1)
-    for ax, score in zip(axes, report.scores, strict=False):
-        score_panel(ax, report, score)
-    legend_below(figure)
-    return figure
-
-
-# --- pieces ---------------------------------------------------------------------------------------------
+# --- layout ---------------------------------------------------------------------------------------------
 
 
 def _reliability(figure: Any, place: Any, report: Report) -> None:
@@ -235,9 +236,9 @@ def _titled(ax: Any, title: str, report: Report, score: str) -> None:
 
 
 def _headline(report: Report, letters: int) -> str:
-    """Lines of at most so many ``letters``; the numbers wrap, names are cut."""
+    """Title and numbers in lines of at most so many ``letters``; the numbers wrap, names are cut."""
     q = report.id
-    kind = "precision@1" if report.several_labels else "accuracy"
+    kind = "precision@1" if report.multi_label else "accuracy"
     numbers = f"{kind} {100 * q.accuracy:.1f} %  ·  NLL {q.nll:.3f}  ·  ECE {q.ece:.3f}"
     lines = [report.title]
     whole = f"{numbers} ({verdict(q)})"

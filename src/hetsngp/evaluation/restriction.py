@@ -1,4 +1,4 @@
-"""restrict(): a model of many classes as one of some of them."""
+"""restrict(): a model of many classes that chooses among some of them."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import torch
 from torch import Tensor
 
 from hetsngp.data.class_maps import NORMALISE, ClassMap
-from hetsngp.evaluation.kept_parts import model_fingerprint
-from hetsngp.evaluation.predictors import device_of, has_several_labels
+from hetsngp.evaluation.fingerprints import model_fingerprint
+from hetsngp.evaluation.predictors import device_of, is_multi_label
 from hetsngp.types import Prediction
 from hetsngp.validation import check_choice
 
 
 @dataclass(frozen=True)
 class Restricted:
-    """Made by :func:`restrict`."""
+    """Result of :func:`restrict`."""
 
     model: Any
     class_map: ClassMap
     normalise: str
 
     def predict(self, x: Any, **how: Any) -> Prediction:
-        """The model's, with ``probs`` and ``clean_probs`` of the classes of the map."""
+        """Prediction of the model, with ``probs`` and ``clean_probs`` of the classes of the map."""
         prediction = self.model.predict(x, **how)
         probs, clean = (
             self.class_map.apply(values, normalise=self.normalise)
@@ -34,23 +34,23 @@ class Restricted:
         return replace(prediction, probs=probs, clean_probs=clean)
 
     def predict_probs(self, x: Any, **how: Any) -> Tensor:
-        """``predict(x).probs`` alone: (B, K'), without the cost of doubt where the model has such a way."""
+        """Probabilities ``predict(x).probs`` alone: (B, K'), without uncertainties if possible."""
         cheap = getattr(self.model, "predict_probs", None)
         probs = self.model.predict(x, **how).probs if cheap is None else cheap(x, **how)
         return self.class_map.apply(probs, normalise=self.normalise)
 
     @property
     def num_classes(self) -> int:
-        """Those of the map."""
+        """Number of classes of the map."""
         return self.class_map.num_classes
 
     @property
     def device(self) -> torch.device:
-        """The model's."""
+        """Device of the model."""
         return device_of(self.model)
 
     def fingerprint(self) -> str | None:
-        """For :func:`hetsngp.evaluate`: of the model and of the map."""
+        """Fingerprint of the model and the map, for :func:`hetsngp.evaluate`."""
         inner = model_fingerprint(self.model)
         if inner is None:
             return None
@@ -59,12 +59,12 @@ class Restricted:
 
 
 def restrict(model: Any, class_map: ClassMap, *, normalise: str | None = None) -> Restricted:
-    """``model`` as one that chooses among the classes of ``class_map``, to be evaluated.
+    """Make ``model`` choose among the classes of ``class_map``, to be evaluated.
 
     For test sets with some of the training classes (ImageNet-A and -R have 200 of 1,000), or with other
     numbers for them (ImageNet-1k for a network of the 21k classes). How the probabilities that are left add
     up to one again is ``normalise``, see :meth:`hetsngp.data.class_maps.ClassMap.apply`; None: by the model's
-    link. The measures of doubt stay the model's own, over all its classes.
+    link. Uncertainties stay those over all classes of the model.
 
     >>> import hetsngp, torch
     >>> from hetsngp.nn.backbones import ResidualMLP
@@ -81,5 +81,5 @@ def restrict(model: Any, class_map: ClassMap, *, normalise: str | None = None) -
     if not callable(getattr(model, "predict", None)) or hasattr(model, "predict_uncertainty"):
         raise TypeError(f"restrict takes a model with predict(x) -> Prediction, got {type(model).__name__}")
     if normalise is None:
-        normalise = "sigmoid" if has_several_labels(model) else "softmax"
+        normalise = "sigmoid" if is_multi_label(model) else "softmax"
     return Restricted(model, class_map, check_choice("normalise", normalise, NORMALISE))

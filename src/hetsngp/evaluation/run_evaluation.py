@@ -1,4 +1,4 @@
-"""The report of a finished run, on sets given by name."""
+"""Evaluation of a finished training run, on sets given by name."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typing import Any
 import torch
 
 from hetsngp.data.class_maps import match_classes
-from hetsngp.data.corrupted import CorruptedImages, Mapped
+from hetsngp.data.corrupted import CorruptedImages, LazyMap
 from hetsngp.data.datasets.registry import DATASETS
-from hetsngp.data.preprocessing import is_made
+from hetsngp.data.preprocessing import made_by_hetsngp
 from hetsngp.data.sources import has_test
 from hetsngp.evaluation.evaluator import evaluate
 from hetsngp.evaluation.report import Report
 from hetsngp.evaluation.restriction import restrict
 from hetsngp.models.methods import METHODS
-from hetsngp.serving.bundle import Served, open_run
+from hetsngp.serving.bundle import ServedModel, open_run
 
 
 @dataclass(frozen=True)
 class RunSets:
-    """What a run is measured on: names of data sets, folders or .npz files."""
+    """Sets to evaluate a run on: names of data sets, folders or .npz files."""
 
     data: str | None = None
-    """Labelled images; None: the test images of what it was trained on."""
+    """Labelled images; None: the test images of the training data set."""
     ood: Mapping[str, str] = field(default_factory=dict)
     corrupted: str | None = None
     limit: int | None = None
-    """So many images of each."""
+    """Largest number of images of each set."""
 
 
 def evaluate_run(
@@ -43,46 +43,46 @@ def evaluate_run(
     quick: bool = False,
     device: str | torch.device = "cpu",
 ) -> Report:
-    """:func:`hetsngp.evaluate` of the model in ``run``; what it needs is opened before anything is predicted.
+    """Run :func:`hetsngp.evaluate` on the model in ``run``; all sets are opened before anything is predicted.
 
     Where the classes of ``sets.data`` are some of the model's, it chooses among these. ``quick``: corrupted
-    sets without their doubts.
+    sets without uncertainties.
     """
     served = open_run(run, device=device)
     inputs, trained_on = served.inputs, str(served.about.get("data") or "")
     spec = sets.data or _own_set(served, run)
-    inside = inputs.open(spec, limit=sets.limit)
-    outside = {name: inputs.open(other, limit=sets.limit) for name, other in sets.ood.items()}
-    damaged = None
+    id_images = inputs.open(spec, limit=sets.limit)
+    ood_images = {name: inputs.open(other, limit=sets.limit) for name, other in sets.ood.items()}
+    corrupted = None
     if sets.corrupted is not None:
-        damaged = inputs.open_corrupted(sets.corrupted, clean=spec, limit=sets.limit)
-        _check_same_classes(damaged, sets.corrupted, inside.class_names, spec)
+        corrupted = inputs.open_corrupted(sets.corrupted, clean=spec, limit=sets.limit)
+        _check_same_classes(corrupted, sets.corrupted, id_images.class_names, spec)
     model: Any = served.model
-    wanted = match_classes(trained_on, inputs.class_names, spec, inside.class_names)
+    wanted = match_classes(trained_on, inputs.class_names, spec, id_images.class_names)
     if wanted is not None:
         model = restrict(model, wanted)
 
     def loader(images: Any, resize: int | None = None) -> Any:
         return inputs.loader(images, batch_size, device=device, resize=resize)
 
-    # The images of ImageNet-C are cut already.
+    # The images of ImageNet-C are cropped already.
     cut = inputs.size[0] if sets.corrupted == "imagenet-c" else None
     prepared = f"{inputs.to_dict()} {batch_size} {cut}"
     return evaluate(
         model,
-        loader(inside),
-        ood={name: loader(images) for name, images in outside.items()},
-        corrupted=None if damaged is None else Mapped(damaged, lambda i: loader(i, cut), about=prepared),
+        loader(id_images),
+        ood={name: loader(images) for name, images in ood_images.items()},
+        corrupted=None if corrupted is None else LazyMap(corrupted, lambda i: loader(i, cut), about=prepared),
         out=out,
         title=_title(served, spec),
-        about=_about(served, sets, damaged),
-        corrupted_doubt=not quick,
+        about=_about(served, sets, corrupted),
+        corrupted_uncertainty=not quick,
         show=None,
     )
 
 
-def _own_set(served: Served, run: str | Path) -> str:
-    """What the run was trained on, if there are test images."""
+def _own_set(served: ServedModel, run: str | Path) -> str:
+    """Data set that the run was trained on, if there are test images."""
     # A path that was given from another folder is still found.
     spec = str(served.about.get("data_path") or served.about.get("data") or "")
     if not spec:
@@ -99,22 +99,22 @@ def _own_set(served: Served, run: str | Path) -> str:
     return spec
 
 
-def _about(served: Served, sets: RunSets, damaged: Mapping[Any, Any] | None) -> dict[str, str]:
-    """What is measured on what."""
-    said = {"recipe": str(served.about.get("recipe") or served.folder.name)}
-    said["data"] = sets.data or str(served.about.get("data"))
-    said |= {f"ood {name}": spec for name, spec in sets.ood.items()}
-    if damaged is not None:
-        whose = "made by hetsngp" if is_made(damaged) else "published files"
-        said["corrupted"] = f"{sets.corrupted} ({whose})"
+def _about(served: ServedModel, sets: RunSets, corrupted: Mapping[Any, Any] | None) -> dict[str, str]:
+    """Sets, recipe and versions, for the report."""
+    found = {"recipe": str(served.about.get("recipe") or served.folder.name)}
+    found["data"] = sets.data or str(served.about.get("data"))
+    found |= {f"ood {name}": spec for name, spec in sets.ood.items()}
+    if corrupted is not None:
+        whose = "made by hetsngp" if made_by_hetsngp(corrupted) else "published files"
+        found["corrupted"] = f"{sets.corrupted} ({whose})"
     if sets.limit is not None:
-        said["limit"] = f"{sets.limit} images of each set"
-    return {**said, "hetsngp": importlib.import_module("hetsngp").__version__, "torch": torch.__version__}
+        found["limit"] = f"{sets.limit} images of each set"
+    return {**found, "hetsngp": importlib.import_module("hetsngp").__version__, "torch": torch.__version__}
 
 
-def _check_same_classes(damaged: Mapping[Any, Any], name: str, classes: Sequence[str], spec: str) -> None:
-    """Else labels would be taken for those of other classes."""
-    inner = damaged.sets if isinstance(damaged, Mapped) else damaged
+def _check_same_classes(corrupted: Mapping[Any, Any], name: str, classes: Sequence[str], spec: str) -> None:
+    """Check that corrupted images have the classes of the clean ones, by which their labels are numbered."""
+    inner = corrupted.sets if isinstance(corrupted, LazyMap) else corrupted
     found = inner.images if isinstance(inner, CorruptedImages) else inner[next(iter(inner))]
     if tuple(found.class_names) != tuple(classes):
         raise ValueError(
@@ -123,7 +123,7 @@ def _check_same_classes(damaged: Mapping[Any, Any], name: str, classes: Sequence
         )
 
 
-def _title(served: Served, spec: str) -> str:
+def _title(served: ServedModel, spec: str) -> str:
     config = getattr(served.model, "config", {})
     method = config.get("method")
     title = METHODS[method].title if method in METHODS else type(served.model).__name__

@@ -1,4 +1,4 @@
-"""Numbers out of rows: how right, how calibrated, how well errors and outside rows are told from the rest."""
+"""Numbers from predictions: accuracy, calibration, and how well scores detect errors and OOD examples."""
 
 from __future__ import annotations
 
@@ -11,41 +11,43 @@ import torch
 from torch import Tensor
 
 from hetsngp import metrics
+from hetsngp._moved import renamed_attribute
 from hetsngp.evaluation.predictions import SCORES, SetPredictions
 
 COVERAGES = (0.80, 0.90, 0.95)
-# Rounding of float32, four times: less spread than this in parts of what a score was computed from is none.
+# Four times the rounding of float32: a spread below this share of what a score is computed from is none.
 ROUNDING = 4 * torch.finfo(torch.float32).eps
-# Of entropies, so that they have the rounding of these.
+# Differences of entropies, which have the rounding of these.
 DIFFERENCES = ("model_uncertainty", "function_uncertainty", "member_uncertainty")
 
 
 @dataclass(frozen=True)
 class Quality:
-    """Of probabilities against labels."""
+    """Quality of probabilities against labels."""
 
-    rows: int
+    examples: int
     accuracy: float
-    """Of several labels a row: precision@1, how often the most probable class is among them."""
+    """For multi-label data precision@1: how often the most probable class is among the labels."""
     accuracy_standard_error: float
-    """Half of Wilson's interval of one standard error, for other rows of the same kind: √(a(1−a)/n) of many
-    rows, and not 0 where all are right."""
+    """Half of Wilson's interval of one standard error: √(a(1−a)/n) for many examples, and not 0 where all
+    are correct."""
     confidence: float
     """Mean probability of the most probable class."""
     overconfidence: float
     """``confidence`` − ``accuracy``."""
     overconfidence_standard_error: float
-    """√(Σ cᵢ(1−cᵢ))/n: what chance makes of ``overconfidence`` if every confidence cᵢ is right."""
+    """√(Σ cᵢ(1−cᵢ))/n: standard deviation of ``overconfidence`` if every confidence cᵢ is calibrated."""
     nll: float
-    """Nats; of several labels a row the sum over classes."""
+    """Nats; for multi-label data the sum over classes."""
     ece: float
     brier: float | None
-    """From 0 to 2; None of several labels a row."""
+    """From 0 to 2; None for multi-label data."""
+    rows = renamed_attribute("rows", "examples")
 
 
 @dataclass(frozen=True)
 class Detection:
-    """Of outside rows by one score; ``*_out`` and FPR95 with outside as positive."""
+    """Detection of OOD examples by one score; ``*_out`` and FPR95 with OOD as positive."""
 
     auroc: float
     auroc_standard_error: float | None
@@ -56,17 +58,17 @@ class Detection:
 
 @dataclass(frozen=True)
 class Selection:
-    """Of right answers by one score."""
+    """Selection of correct predictions by one score."""
 
     aurc: float
     excess_aurc: float
     accuracy_at_coverage: Mapping[str, float]
-    """By the share of rows that are answered, e.g. "0.80"."""
+    """By the share of examples that are answered, e.g. "0.80"."""
 
 
 @dataclass(frozen=True)
 class Means:
-    """Over corrupted sets, each counted once."""
+    """Means over corrupted sets, each counted once."""
 
     sets: int
     accuracy: float
@@ -74,7 +76,7 @@ class Means:
     ece: float
     brier: float | None
     scores: Mapping[str, float]
-    """Mean of each measure of doubt; of those that follow from the probabilities, where no more was asked."""
+    """Mean of each uncertainty score; of probabilities alone, of those that follow from them."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class CorruptedSet:
 
 @dataclass(frozen=True)
 class Corrupted:
-    """All of them, and means over those that were given."""
+    """All corrupted sets, and means over those that were given."""
 
     sets: tuple[CorruptedSet, ...]
     by_corruption: Mapping[str, Means]
@@ -97,38 +99,39 @@ class Corrupted:
     mean: Means
 
 
-def quality(rows: SetPredictions, num_bins: int) -> Quality:
-    """Of labelled rows."""
-    assert rows.correct is not None
-    assert rows.nll is not None
-    numbers = metrics.quality(rows.confidence, rows.correct, rows.nll, num_bins)
-    share, said = numbers["accuracy"], float(rows.confidence.mean())
-    spread = float((rows.confidence * (1 - rows.confidence)).clamp_min(0).sum())  # 1 may be rounded up
+def quality(of: SetPredictions, num_bins: int) -> Quality:
+    """Quality of labelled predictions."""
+    assert of.correct is not None
+    assert of.nll is not None
+    numbers = metrics.quality(of.confidence, of.correct, of.nll, num_bins)
+    accuracy, confidence = numbers["accuracy"], float(of.confidence.mean())
+    spread = float((of.confidence * (1 - of.confidence)).clamp_min(0).sum())  # 1 may be rounded up
     return Quality(
-        rows=len(rows),
-        accuracy=share,
-        accuracy_standard_error=wilson(share, len(rows))[1],
-        confidence=said,
-        overconfidence=said - share,
-        overconfidence_standard_error=math.sqrt(spread) / len(rows),
+        examples=len(of),
+        accuracy=accuracy,
+        accuracy_standard_error=wilson(accuracy, len(of))[1],
+        confidence=confidence,
+        overconfidence=confidence - accuracy,
+        overconfidence_standard_error=math.sqrt(spread) / len(of),
         nll=numbers["nll"],
         ece=numbers["ece"],
-        brier=None if rows.brier is None else float(rows.brier.mean()),
+        brier=None if of.brier is None else float(of.brier.mean()),
     )
 
 
 def wilson(share: Any, count: Any) -> tuple[Any, Any]:
-    """Middle and half width of Wilson's interval of one standard error, of numbers or arrays."""
+    """Centre and half width of Wilson's interval of one standard error, for numbers or arrays."""
     middle = (share + 0.5 / count) / (1 + 1 / count)
     return middle, (share * (1 - share) / count + 0.25 / count**2) ** 0.5 / (1 + 1 / count)
 
 
 def offered(sets: Iterable[SetPredictions]) -> tuple[str, ...]:
-    """The scores that are not the same for all rows of all sets; and of a model without members not the
-    function uncertainty, which is its model uncertainty.
+    """Names of the scores that are not the same for all examples of all sets.
+
+    Of a model without members the function uncertainty is left out: it is its model uncertainty.
     """
     sets = tuple(sets)
-    scores = {name: torch.cat([rows.scores[name] for rows in sets]) for name in SCORES}
+    scores = {name: torch.cat([each.scores[name] for each in sets]) for name in SCORES}
     reach = {name: float(score.abs().max()) for name, score in scores.items()}
     made_of = max(reach["total_uncertainty"], reach["model_uncertainty"])
     rounding = {name: ROUNDING * (made_of if name in DIFFERENCES else reach[name]) for name in SCORES}
@@ -138,20 +141,20 @@ def offered(sets: Iterable[SetPredictions]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def detection(inside: Tensor, outside: Tensor) -> Detection:
-    """Scores (n,) and (m,)."""
+def detection(id_scores: Tensor, ood_scores: Tensor) -> Detection:
+    """Detection of OOD examples by scores (n,) and (m,)."""
     return Detection(
-        auroc=metrics.auroc(inside, outside),
-        auroc_standard_error=metrics.auroc_standard_error(inside, outside),
-        aupr_out=metrics.aupr(inside, outside),
-        aupr_in=metrics.aupr(-outside, -inside),
-        fpr95=metrics.fpr95(inside, outside),
+        auroc=metrics.auroc(id_scores, ood_scores),
+        auroc_standard_error=metrics.auroc_standard_error(id_scores, ood_scores),
+        aupr_out=metrics.aupr(id_scores, ood_scores),
+        aupr_in=metrics.aupr(-ood_scores, -id_scores),
+        fpr95=metrics.fpr95(id_scores, ood_scores),
     )
 
 
-def selection(doubt: Tensor, correct: Tensor) -> Selection:
-    """Scores (n,) and whether the answer was right (n,)."""
-    risk = metrics.risks(doubt, correct)
+def selection(uncertainty: Tensor, correct: Tensor) -> Selection:
+    """Selection by scores (n,), given whether predictions are correct (n,)."""
+    risk = metrics.risks(uncertainty, correct)
     best = metrics.aurc(~correct, correct)
     ends = {f"{share:.2f}": math.ceil(share * len(risk) - 1e-9) for share in COVERAGES}
     return Selection(
@@ -161,13 +164,13 @@ def selection(doubt: Tensor, correct: Tensor) -> Selection:
     )
 
 
-def mean_scores(rows: SetPredictions) -> dict[str, float]:
-    """Of every measure of doubt."""
-    return {name: float(score.mean()) for name, score in rows.scores.items()}
+def mean_scores(of: SetPredictions) -> dict[str, float]:
+    """Mean of every uncertainty score."""
+    return {name: float(score.mean()) for name, score in of.scores.items()}
 
 
 def corrupted_means(sets: Sequence[CorruptedSet]) -> Corrupted:
-    """By corruption in the order they came, by severity upwards, and over all."""
+    """Means by corruption in the given order, by increasing severity, and over all."""
     corruptions = dict.fromkeys(each.corruption for each in sets)
     severities = sorted({each.severity for each in sets})
     return Corrupted(

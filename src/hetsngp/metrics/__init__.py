@@ -1,7 +1,8 @@
 """Numbers for predictions, on torchmetrics where it has the metric; needs ``pip install 'hetsngp[eval]'``.
 
-``probabilities``: probs against labels, votes or several labels at once. ``detection``: scores of inside
-against outside rows. ``selection``: what is left wrong when the doubtful rows are left out.
+``probabilities``: probs against labels, votes or multi-label targets. ``quality``: accuracy, NLL and ECE of a
+pass over a loader. ``detection``: scores of in-distribution against out-of-distribution examples.
+``selection``: errors that remain when the most uncertain examples are left out.
 """
 
 from hetsngp.metrics.detection import aupr, auroc, auroc_standard_error, fpr95, roc

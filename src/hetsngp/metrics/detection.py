@@ -1,93 +1,102 @@
-"""How well a score tells outside rows from inside ones. Outside is positive: higher is further out."""
+"""Detection of out-of-distribution (OOD) examples by a score. OOD is positive: higher is further out."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from hetsngp._moved import renamed_arguments
 from hetsngp.metrics.probabilities import torchmetrics
 
+_renamed = renamed_arguments(inside="id_scores", outside="ood_scores")
 
-def auroc(inside: Tensor, outside: Tensor) -> float:
-    """P(an outside score exceeds an inside one), ties counted half: outside is positive, higher is further.
+
+@_renamed
+def auroc(id_scores: Tensor, ood_scores: Tensor) -> float:
+    """P(an OOD score exceeds an in-distribution one), ties counted half.
 
     >>> auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.2, 30.0]))
     0.875
     """
-    return float(torchmetrics().binary_auroc(*_ranked(inside, outside)))
+    return float(torchmetrics().binary_auroc(*_ranked(id_scores, ood_scores)))
 
 
-def auroc_standard_error(inside: Tensor, outside: Tensor) -> float | None:
-    """Of :func:`auroc`, for other rows of the same kinds (DeLong, DeLong & Clarke-Pearson 1988).
+@_renamed
+def auroc_standard_error(id_scores: Tensor, ood_scores: Tensor) -> float | None:
+    """Standard error of :func:`auroc` for other examples of the same kinds (DeLong, DeLong & Clarke-Pearson
+    1988).
 
-    The variance of each row's own share of the pairs, over its number of rows, for both sides. None where a
-    side has one row; 0 where no pair is in doubt, which is no promise for the next row.
+    The variance of each example's share of the pairs, over the number of examples, for both sides. None where
+    a side has one example; 0 where the scores separate both sides, which promises nothing for more examples.
 
     >>> auroc_standard_error(torch.tensor([0.0, 1.0]), torch.tensor([0.5, 2.0]))
     0.3535...
     """
-    inside, outside = _finite(inside, outside)
-    if len(inside) < 2 or len(outside) < 2:
+    id_scores, ood_scores = _finite(id_scores, ood_scores)
+    if len(id_scores) < 2 or len(ood_scores) < 2:
         return None
     variance = torch.zeros((), dtype=torch.float64)
-    for rows, others in ((inside, outside), (outside, inside)):
+    for scores, others in ((id_scores, ood_scores), (ood_scores, id_scores)):
         ordered = others.sort().values
-        below, upto = (torch.searchsorted(ordered, rows, right=right).double() for right in (False, True))
-        variance += ((below + upto) / (2 * len(others))).var() / len(rows)
+        below, upto = (torch.searchsorted(ordered, scores, right=right).double() for right in (False, True))
+        variance += ((below + upto) / (2 * len(others))).var() / len(scores)
     return float(variance.sqrt())
 
 
-def aupr(inside: Tensor, outside: Tensor) -> float:
-    """Average precision with outside as positive: Σ (recall_i − recall_{i−1}) · precision_i, as scikit-learn.
+@_renamed
+def aupr(id_scores: Tensor, ood_scores: Tensor) -> float:
+    """Average precision with OOD as positive: Σ (recall_i − recall_{i−1}) · precision_i, as scikit-learn.
 
-    Over distinct thresholds, so that ties count as one, and without interpolation. A score that tells nothing
-    gets the share of outside rows, so values of sets of other sizes do not compare. With inside as positive
-    it is ``aupr(-outside, -inside)``.
+    Over distinct thresholds, so that ties count as one, and without interpolation. An uninformative
+    score gets the share of OOD examples, so values for sets of other sizes do not compare. With
+    in-distribution as positive it is ``aupr(-ood_scores, -id_scores)``.
 
     >>> round(aupr(torch.tensor([0.1, 0.2]), torch.tensor([0.2, 30.0])), 4)
     0.8333
     """
-    return float(torchmetrics().binary_average_precision(*_ranked(inside, outside)))
+    return float(torchmetrics().binary_average_precision(*_ranked(id_scores, ood_scores)))
 
 
-def fpr95(inside: Tensor, outside: Tensor) -> float:
-    """Share of inside rows called outside by the strictest threshold that finds 95 % of the outside ones.
+@_renamed
+def fpr95(id_scores: Tensor, ood_scores: Tensor) -> float:
+    """Share of in-distribution examples flagged by the strictest threshold that flags 95 % of the OOD ones.
 
-    Outside is positive, and a row is called outside where its score is at or above the threshold. Papers that
-    take inside as positive report another number.
+    OOD is positive, and an example is flagged where its score is at or above the threshold. Papers that take
+    in-distribution as positive report another number.
 
     >>> fpr95(torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.35, 0.9]))
     0.25
     """
-    false_positive, true_positive = roc(inside, outside)
-    found = (true_positive * len(outside)).round()  # whole numbers again, which torchmetrics rounded
-    return float(false_positive[found >= 0.95 * len(outside) - 1e-6].min())
+    false_positive, true_positive = roc(id_scores, ood_scores)
+    found = (true_positive * len(ood_scores)).round()  # whole numbers again, which torchmetrics rounded
+    return float(false_positive[found >= 0.95 * len(ood_scores) - 1e-6].min())
 
 
-def roc(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
-    """Share of the inside and of the outside rows at or above each threshold, from the strictest on."""
-    false_positive, true_positive, _ = torchmetrics().binary_roc(*_ranked(inside, outside))
+@_renamed
+def roc(id_scores: Tensor, ood_scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Shares of in-distribution and of OOD examples at or above each threshold, from the strictest on."""
+    false_positive, true_positive, _ = torchmetrics().binary_roc(*_ranked(id_scores, ood_scores))
     return false_positive.double(), true_positive.double()
 
 
-def _ranked(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores as ranks in [0, 1] and 1 for outside: torchmetrics would squash other values, making ties."""
-    inside, outside = _finite(inside, outside)
-    _, rank = torch.cat([inside, outside]).unique(return_inverse=True)
-    target = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))]).long()
+def _ranked(id_scores: Tensor, ood_scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores as ranks in [0, 1] and 1 for OOD: torchmetrics would squash other values, making ties."""
+    id_scores, ood_scores = _finite(id_scores, ood_scores)
+    _, rank = torch.cat([id_scores, ood_scores]).unique(return_inverse=True)
+    target = torch.cat([torch.zeros(len(id_scores)), torch.ones(len(ood_scores))]).long()
     return rank.double() / max(1, int(rank.max())), target
 
 
-def _finite(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
-    if inside.dim() != 1 or outside.dim() != 1:
+def _finite(id_scores: Tensor, ood_scores: Tensor) -> tuple[Tensor, Tensor]:
+    if id_scores.dim() != 1 or ood_scores.dim() != 1:
         raise ValueError(
-            f"scores inside and outside must be (n,) and (m,), one a row, got {tuple(inside.shape)} and "
-            f"{tuple(outside.shape)}: of probs take e.g. 1 - probs.amax(-1)"
+            "id_scores and ood_scores must be (n,) and (m,), one for each example, got "
+            f"{tuple(id_scores.shape)} and {tuple(ood_scores.shape)}: of probs take e.g. 1 - probs.amax(-1)"
         )
-    if len(inside) == 0 or len(outside) == 0:
-        raise ValueError("scores inside and outside must both have rows")
+    if len(id_scores) == 0 or len(ood_scores) == 0:
+        raise ValueError("id_scores and ood_scores must both have values")
     # On the CPU: Apple's GPUs have no float64, and a sort is all there is to do.
-    inside, outside = inside.cpu().double(), outside.cpu().double()
-    if not bool(inside.isfinite().all() and outside.isfinite().all()):
+    id_scores, ood_scores = id_scores.cpu().double(), ood_scores.cpu().double()
+    if not bool(id_scores.isfinite().all() and ood_scores.isfinite().all()):
         raise ValueError("scores must be finite")
-    return inside, outside
+    return id_scores, ood_scores

@@ -1,7 +1,7 @@
-"""Probabilities (n, K) against what turned out: a label each, the votes of people, or several labels at once.
+"""Probabilities (n, K) against labels, votes of people, or multi-label targets.
 
-``*_terms`` are the rows that a metric is the mean of, so that a pass over many rows and classes need not keep
-the probabilities.
+``*_terms`` are the values of each example that a metric is the mean of, so that a pass over many examples and
+classes need not keep the probabilities.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ def torchmetrics() -> ModuleType:
 
 
 TINY = torch.finfo(torch.float32).tiny
-"""A probability that underflowed counts as this: 87 nats, whatever the precision."""
+"""Value for a probability that underflowed: 87 nats, whatever the precision."""
 
-# What half precision may round.
+# Rounding of half precision.
 ROUNDED = 0.01
 CHUNK = 2**22
 """Values that are widened at once: 32 MiB in float64."""
 
 
-# --- one label a row ------------------------------------------------------------------------------------
+# --- single-label ---------------------------------------------------------------------------------------
 
 
 def accuracy(probs: Tensor, labels: Tensor) -> float:
@@ -57,13 +57,13 @@ def nll(probs: Tensor, labels: Tensor) -> float:
 
 
 def nll_terms(probs: Tensor, labels: Tensor) -> Tensor:
-    """−log p(label) of each row: (n,)."""
+    """Values of −log p(label), one for each example: (n,)."""
     labels = _check(probs, labels)
     return -_wide(probs.gather(1, labels[:, None]).squeeze(1)).clamp_min(TINY).log()
 
 
 def brier(probs: Tensor, labels: Tensor) -> float:
-    """Mean of Σ_k (p_k − [k = label])²: 0 is perfect, 2 is sure of a wrong class. Some halve it.
+    """Mean of Σ_k (p_k − [k = label])²: 0 is perfect, 2 is certain of a wrong class. Some halve it.
 
     >>> round(brier(torch.tensor([[0.8, 0.2], [0.0, 1.0]]), torch.tensor([0, 0])), 4)
     1.04
@@ -72,10 +72,10 @@ def brier(probs: Tensor, labels: Tensor) -> float:
 
 
 def brier_terms(probs: Tensor, labels: Tensor) -> Tensor:
-    """Σ_k (p_k − [k = label])² of each row: (n,)."""
+    """Values of Σ_k (p_k − [k = label])², one for each example: (n,)."""
     labels = _check(probs, labels)
     given = probs.gather(1, labels[:, None]).squeeze(1)
-    # Not Σp² − 2p + 1, which cancels where the model is right and sure.
+    # Not Σp² − 2p + 1, which cancels where the model is correct and confident.
     squares = probs.square() if probs.element_size() >= 4 else probs.float().square()
     others = squares.scatter(1, labels[:, None], 0.0).sum(-1)
     return _wide(others) + (1 - _wide(given)).square()
@@ -92,15 +92,15 @@ def ece(probs: Tensor, labels: Tensor, num_bins: int = 15) -> float:
 
 
 def calibration_error(confidence: Tensor, correct: Tensor, num_bins: int = 15) -> float:
-    """:func:`ece` of the confidence (n,) in each answer and whether it was right (n,).
+    """:func:`ece` from the confidence of each prediction (n,) and whether it is correct (n,).
 
     A bin has its lower edge, and the last one also its upper: torchmetrics counts a confidence of exactly 1
-    in a bin of its own (issue 3510, there in 1.9.0).
+    in a bin by itself (issue 3510, there in 1.9.0).
     """
     _check_confidence(confidence, correct, num_bins)
-    # In float64: torchmetrics adds row by row, and a million float32 sums drift.
-    inside = _wide(confidence).clamp(0.0, 1 - torch.finfo(_wide(confidence).dtype).eps / 2)
-    return float(torchmetrics().binary_calibration_error(inside, correct.long(), n_bins=num_bins))
+    # In float64: torchmetrics adds one by one, and a million float32 sums drift.
+    below_one = _wide(confidence).clamp(0.0, 1 - torch.finfo(_wide(confidence).dtype).eps / 2)
+    return float(torchmetrics().binary_calibration_error(below_one, correct.long(), n_bins=num_bins))
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,12 +109,12 @@ class Reliability:
 
     count: Tensor
     confidence: Tensor
-    """Mean of the bin's rows."""
+    """Mean over the examples of the bin."""
     accuracy: Tensor
 
 
 def reliability_bins(confidence: Tensor, correct: Tensor, num_bins: int = 15) -> Reliability:
-    """What :func:`calibration_error` is the sum of: Σ count · |accuracy − confidence| / n.
+    """Bins of :func:`calibration_error`, which is Σ count · |accuracy − confidence| / n.
 
     >>> reliability_bins(torch.tensor([0.9, 1.0]), torch.tensor([True, False]), num_bins=2).count
     tensor([0, 2])
@@ -123,11 +123,11 @@ def reliability_bins(confidence: Tensor, correct: Tensor, num_bins: int = 15) ->
     confidence = confidence.double().cpu()
     edges = torch.linspace(0, 1, num_bins + 1, dtype=torch.float64)
     index = (torch.bucketize(confidence, edges, right=True) - 1).clamp(0, num_bins - 1)
-    count, said, right = (
+    count, confidences, corrects = (
         torch.bincount(index, weight, minlength=num_bins)
         for weight in (None, confidence, correct.double().cpu())
     )
-    return Reliability(count, said / count, right / count)
+    return Reliability(count, confidences / count, corrects / count)
 
 
 # --- votes ----------------------------------------------------------------------------------------------
@@ -136,8 +136,8 @@ def reliability_bins(confidence: Tensor, correct: Tensor, num_bins: int = 15) ->
 def vote_nll(probs: Tensor, counts: Tensor) -> float:
     """Mean of −Σ_k s_k log p_k, nats; s is the share of the votes ``counts`` (n, K) for each class.
 
-    What :func:`nll` would be on average if the label of a row were that of a random voter. Its least value is
-    the mean entropy of the votes; :func:`vote_kl` is what is above that.
+    Mean of :func:`nll` if the label of an example were that of a random voter. Its least value is the mean
+    entropy of the votes; :func:`vote_kl` is the difference.
 
     >>> round(vote_nll(torch.tensor([[0.5, 0.5]]), torch.tensor([[30, 20]])), 4)
     0.6931
@@ -147,7 +147,7 @@ def vote_nll(probs: Tensor, counts: Tensor) -> float:
 
 
 def vote_kl(probs: Tensor, counts: Tensor) -> float:
-    """Mean of KL(s ‖ p) = Σ_k s_k log(s_k / p_k), nats: 0 where the model says what people say.
+    """Mean of KL(s ‖ p) = Σ_k s_k log(s_k / p_k), nats: 0 where the model predicts the votes.
 
     >>> round(vote_kl(torch.tensor([[0.5, 0.5]]), torch.tensor([[30, 20]])), 4)
     0.0201
@@ -165,15 +165,15 @@ def _shares(probs: Tensor, counts: Tensor) -> Tensor:
     wide = _wide(counts)
     total = wide.sum(-1, keepdim=True)
     if bool((wide < 0).any()) or not bool((total > 0).all()):
-        raise ValueError("counts of votes must not be negative, and every row needs at least one vote")
+        raise ValueError("counts of votes must not be negative, and every example needs at least one vote")
     return wide / total
 
 
-# --- several labels at once -----------------------------------------------------------------------------
+# --- multi-label ----------------------------------------------------------------------------------------
 
 
 def precision_at_1(probs: Tensor, labels: Tensor) -> float:
-    """Share of rows whose most probable class is among their labels, multi-hot (n, K).
+    """Share of examples whose most probable class is among their labels, multi-hot (n, K).
 
     >>> precision_at_1(torch.tensor([[0.9, 0.8], [0.6, 0.1]]), torch.tensor([[1, 1], [0, 1]]))
     0.5
@@ -182,13 +182,13 @@ def precision_at_1(probs: Tensor, labels: Tensor) -> float:
 
 
 def has_top_class(probs: Tensor, labels: Tensor) -> Tensor:
-    """Whether the most probable class is among the labels (n, K) of each row: (n,) bool."""
+    """Whether the most probable class of each example is among its labels (n, K): (n,) bool."""
     _check_multi_hot(probs, labels)
     return labels.gather(1, probs.argmax(-1, keepdim=True)).squeeze(1) > 0.5
 
 
 def multi_label_nll(probs: Tensor, labels: Tensor) -> float:
-    """Mean over rows of −Σ_k [y_k log p_k + (1 − y_k) log(1 − p_k)], nats; labels multi-hot (n, K).
+    """Mean over examples of −Σ_k [y_k log p_k + (1 − y_k) log(1 − p_k)], nats; labels multi-hot (n, K).
 
     >>> round(multi_label_nll(torch.tensor([[0.5, 0.5]]), torch.tensor([[1, 0]])), 4)
     1.3863
@@ -197,11 +197,11 @@ def multi_label_nll(probs: Tensor, labels: Tensor) -> float:
 
 
 def binary_nll_terms(probs: Tensor, labels: Tensor) -> Tensor:
-    """The sum over classes of :func:`multi_label_nll` for each row: (n,)."""
+    """Sum over classes of :func:`multi_label_nll`, one for each example: (n,)."""
     _check_multi_hot(probs, labels)
     check_probs(probs, total="any")
-    rows = max(1, CHUNK // probs.shape[1])
-    pairs = zip(probs.split(rows), labels.split(rows), strict=True)
+    size = max(1, CHUNK // probs.shape[1])
+    pairs = zip(probs.split(size), labels.split(size), strict=True)
     return torch.cat([_binary_nll(_wide(p), y) for p, y in pairs])
 
 
@@ -214,14 +214,17 @@ def _binary_nll(probs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _wide(values: Tensor) -> Tensor:
-    """In float64, which Apple's GPUs do not have."""
+    """Values in float64, or in float32 on Apple's GPUs, which have no float64."""
     return values.float() if values.device.type == "mps" else values.double()
 
 
 def check_probs(probs: Tensor, total: str = "part") -> None:
-    """Each in [0, 1]; a row adds up to at most 1 ("part"), to 1 ("one"), or to "any" number. NaN passes."""
+    """Check that each is in [0, 1] and that they sum to at most 1 ("part"), to 1 ("one") or to "any" number.
+
+    NaN passes.
+    """
     if probs.dim() != 2 or len(probs) == 0:
-        raise ValueError(f"probs must be (n, K) with a row at least, got {tuple(probs.shape)}")
+        raise ValueError(f"probs must be (n, K) with an example at least, got {tuple(probs.shape)}")
     sums = probs.sum(-1, dtype=torch.float32)
     ends = [torch.aminmax(probs), torch.aminmax(sums)]
     low, high, least, most = torch.stack([end.float() for pair in ends for end in pair]).tolist()
@@ -232,9 +235,9 @@ def check_probs(probs: Tensor, total: str = "part") -> None:
         )
     if total != "any" and (most > 1 + ROUNDED or (total == "one" and least < 1 - ROUNDED)):
         raise ValueError(
-            f"the probs of a row add up to {most if most > 1 + ROUNDED else least:.3g}, but a row with one "
-            "label needs a sum of 1: use softmax, or probs / probs.sum(-1, keepdim=True); for several labels "
-            "at once give multi-hot labels (n, K)"
+            f"the probs of an example add up to {most if most > 1 + ROUNDED else least:.3g}, but with one "
+            "label an example needs a sum of 1: use softmax, or probs / probs.sum(-1, keepdim=True); for "
+            "multi-label data give multi-hot labels (n, K)"
         )
 
 
@@ -245,7 +248,7 @@ def _check(probs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _check_labels(probs: Tensor, labels: Tensor) -> Tensor:
-    """As int64."""
+    """Labels as int64, checked."""
     if probs.dim() != 2 or labels.shape != probs.shape[:1] or len(probs) == 0:
         raise ValueError(
             f"probs must be (n, K) and labels (n,), got {tuple(probs.shape)} and {tuple(labels.shape)}"
@@ -261,7 +264,7 @@ def _check_labels(probs: Tensor, labels: Tensor) -> Tensor:
     if low < 0 or high >= probs.shape[1]:
         raise ValueError(
             f"labels are from {low} to {high}, but probs have the classes 0 … {probs.shape[1] - 1}: renumber "
-            "the labels, or leave rows of other classes out"
+            "the labels, or leave examples of other classes out"
         )
     return labels.long()
 

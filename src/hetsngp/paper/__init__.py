@@ -1,8 +1,8 @@
-"""Every table of the paper as one call: its rows are recipes of the book, its columns what is measured.
+"""Every table of the paper as one call: rows are recipes, columns are measurements.
 
-``tables`` and ``paper`` say what a table has, ``runs`` trains its rows, ``measuring`` fills its columns,
-``results``, ``text`` and ``plots`` show them beside the paper's. ``runtime`` and ``synthetic`` go ways of
-their own.
+``tables`` defines rows and columns, ``runs`` trains the rows, ``measurements`` measures the columns, and
+``results``, ``text`` and ``plots`` show them beside the paper's. ``runtime`` and ``synthetic`` have tables
+of another kind.
 """
 
 from hetsngp.paper.reproduction import plan_of, reproduce

@@ -1,7 +1,7 @@
-"""What a column needs of a run: each set is measured once and kept in a small file beside the run's model.
+"""Measurements of a trained model: each set is measured once and cached in a small file beside the model.
 
-A file counts only as long as what decided it is what it was: the model, how it sees images, the set, and the
-code that predicts and measures. Of the set that is its name and its number of images.
+A cached measurement is valid as long as nothing that decides it changes: the model, its preprocessing, the
+set (its name and number of images), and the code that predicts and measures.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
-import json
 import math
-import re
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,20 +26,19 @@ from hetsngp.data.datasets.imagenet import imagenet_subset
 from hetsngp.data.datasets.imagenet21k import to_imagenet1k
 from hetsngp.data.datasets.synsets import SUBSETS
 from hetsngp.data.preprocessing import Preprocessing
-from hetsngp.evaluation.cache import code_fingerprint
+from hetsngp.evaluation.cache import ResultCache, code_fingerprint, fingerprint_of
 from hetsngp.evaluation.restriction import restrict
-from hetsngp.files import write_atomically
 from hetsngp.io.storage import CONFIG
 from hetsngp.models.classifier import to_device
 from hetsngp.models.ensemble import Ensemble
-from hetsngp.paper.sets import DETECTION, Probe, Sets
+from hetsngp.paper.sets import DETECTION, AvailableSets, EvaluationSet
 from hetsngp.paper.tables import PaperColumn
 from hetsngp.serving.bundle import open_run
 
 ONE_THOUSAND = ("imagenet", "imagenet-c", "imagenet-a", "imagenet-r", "imagenet-v2")
-"""Sets with labels among the 1,000 classes of ImageNet."""
+"""AvailableSets with labels among the 1,000 classes of ImageNet."""
 BATCH, LARGE_BATCH, LARGE = 1000, 250, 128
-"""Images at a time; fewer from so many pixels a side on."""
+"""Images in a batch; ``LARGE_BATCH`` where a side has at least ``LARGE`` pixels."""
 NUM_BINS = 15
 
 
@@ -49,23 +46,23 @@ NUM_BINS = 15
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
-    """One run, or the members of an ensemble: where it is kept, and what it was trained on."""
+class TrainedModel:
+    """A trained network, or an ensemble of them."""
 
     folders: tuple[Path, ...]
-    """Of the runs."""
+    """Folders of the training runs."""
     measured: Path
-    """Where its numbers are."""
+    """Folder of its measurements."""
     data: str
-    """A name of the registry."""
+    """Training data set, by its name in the registry."""
 
     def identity(self) -> list[str]:
-        """Of each model: its config, which names the SHA-256 of its weights, and how it sees images."""
+        """Hashes of each model's config, which contains the SHA-256 of its weights, and preprocessing."""
         files = [folder / "model" / name for folder in self.folders for name in (CONFIG, "serving.json")]
         return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
 
     def open(self, device: torch.device) -> tuple[Any, Any]:
-        """The model and its inputs."""
+        """Load the model and its preprocessing."""
         served = [open_run(folder, device) for folder in self.folders]
         models: list[Any] = [each.model for each in served]
         inputs = [each.inputs for each in served]
@@ -73,18 +70,18 @@ class Candidate:
             return models[0], inputs[0]
         ensemble = Ensemble(models)
         same = all(each == inputs[0] for each in inputs)
-        return ensemble if same else OwnScales(ensemble, tuple(inputs)), inputs[0]
+        return ensemble if same else PerMemberNormalization(ensemble, tuple(inputs)), inputs[0]
 
 
 @dataclass(frozen=True, eq=False)
-class OwnScales:
-    """An ensemble whose members differ in the mean and std of pixels: those of the images each trained on."""
+class PerMemberNormalization:
+    """An ensemble whose members normalise pixels differently, by the images that each was trained on."""
 
     ensemble: Ensemble
     inputs: tuple[Preprocessing, ...]
 
     def predict_probs(self, x: Tensor) -> Tensor:
-        """(B, K) of images (B, C, H, W) as the first member takes them."""
+        """Probabilities (B, K) for images (B, C, H, W) normalised as for the first member."""
         mean, std = _scale(self.inputs[0], x)
         pixels = x * std + mean
         probs = []
@@ -95,13 +92,13 @@ class OwnScales:
 
 
 def _scale(inputs: Preprocessing, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and std (C, 1, 1)."""
+    """Mean and standard deviation of pixels, (C, 1, 1)."""
     mean, std = (torch.tensor(value).to(like)[:, None, None] for value in (inputs.mean, inputs.std))
     return mean, std
 
 
-def seen_as(model: Any, data: str, spec: str) -> tuple[Any, Tensor | None]:
-    """A model of ``data`` as one for the labels of ``spec``; and where these are among its classes.
+def adapt_to_labels(model: Any, data: str, spec: str) -> tuple[Any, Tensor | None]:
+    """Adapt a model trained on ``data`` to the labels of ``spec``; also the model's class for each label.
 
     A network of the 21,843 classes chooses among the 1,000. ImageNet-A and -R number their 200 classes anew;
     a network of the 1,000 chooses among all of them, as in the paper.
@@ -116,19 +113,18 @@ def seen_as(model: Any, data: str, spec: str) -> tuple[Any, Tensor | None]:
 
 
 @torch.no_grad()
-def quality(model: Any, batches: Any, places: Tensor | None, device: torch.device) -> dict[str, float]:
-    """Accuracy, NLL and ECE of (x, y); of several labels a row precision@1 in place of accuracy.
+def quality(model: Any, batches: Any, class_index: Tensor | None, device: torch.device) -> dict[str, float]:
+    """Accuracy, NLL and ECE of batches (x, y); for multi-label data precision@1 in place of accuracy.
 
-    ``places`` (K',): the class of the model for each label.
+    ``class_index`` (K',): the class of the model for each label.
     """
     multi_label, parts = False, []
     for x, y in batches:
         probs, y = model.predict_probs(to_device(x, device)), y.to(device)
         multi_label = y.dim() == 2
-        if not multi_label and places is not None:
-            y = places.to(device)[y]
-        terms = metrics.example_terms(probs, y)
-        parts.append(torch.stack([term.double() for term in terms]).cpu())
+        if not multi_label and class_index is not None:
+            y = class_index.to(device)[y]
+        parts.append(torch.stack([term.double() for term in metrics.example_terms(probs, y)]).cpu())
     terms = torch.cat(parts, 1)
     if not bool(terms.isfinite().all()):
         raise FloatingPointError("probabilities are not numbers")
@@ -138,125 +134,115 @@ def quality(model: Any, batches: Any, places: Tensor | None, device: torch.devic
 
 @torch.no_grad()
 def scores(model: Any, batches: Any, device: torch.device) -> dict[str, Any]:
-    """``ood_score`` of each row."""
+    """Values of ``ood_score``, one for each example."""
     found = torch.cat([model.predict(to_device(x, device)).ood_score.double().cpu() for x, _ in batches])
     # Nine digits are all that float32 has; the list is long.
     return {"ood_score": [float(f"{score:.9g}") for score in found.tolist()], "examples": len(found)}
 
 
-# --- all of them ----------------------------------------------------------------------------------------
+# --- all sets -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class Measuring:
-    """Of a candidate: what is measured of the ``probes``, and what is left to do."""
+class ModelMeasurements:
+    """Measurements of ``model`` on ``sets``, those that are cached and those that are missing."""
 
-    candidate: Candidate
-    probes: Sequence[Probe]
+    model: TrainedModel
+    sets: Sequence[EvaluationSet]
 
     @functools.cached_property
     def _identity(self) -> list[str]:
-        return self.candidate.identity()
+        return self.model.identity()
 
-    def read(self, probe: Probe) -> dict[str, Any] | None:
-        """The numbers kept of a set; None: there are none, or of something else."""
-        try:
-            content = json.loads(self._file(probe).read_text(encoding="utf-8"))
-            numbers: dict[str, Any] = content["numbers"]
-            return numbers if content["fingerprint"] == self.fingerprint(probe) else None
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+    @property
+    def cache(self) -> ResultCache:
+        """Files of the measurements, by the name of the set."""
+        return ResultCache(self.model.measured)
 
-    def to_do(self) -> list[Probe]:
-        """Those that are not measured."""
-        return [probe for probe in self.probes if self.read(probe) is None]
+    def read(self, of: EvaluationSet) -> dict[str, Any] | None:
+        """Numbers of a set, or None where they are missing or not valid any more."""
+        found = self.cache.read(of.name, self.fingerprint(of))
+        return None if found is None else found.get("numbers")
 
-    def measure(self, todo: Sequence[Probe], device: torch.device, root: Any = None) -> Iterator[int]:
-        """Measure and keep each; yields its number of images. No two sets are held at once."""
-        if not todo:
+    def missing(self) -> list[EvaluationSet]:
+        """Sets that are not measured."""
+        return [each for each in self.sets if self.read(each) is None]
+
+    def measure(self, sets: Sequence[EvaluationSet], device: torch.device, root: Any = None) -> Iterator[int]:
+        """Measure and cache each set; yields its number of images. No two sets are in memory at once."""
+        if not sets:
             return
-        model, inputs = self.candidate.open(device)
+        model, inputs = self.model.open(device)
         opened: dict[str, Mapping[Any, Any]] = {}
-        for probe in todo:
+        for each in sets:
             begun = time.perf_counter()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # what is odd about a set was told when it was found
-                if probe.corruption is not None and probe.spec not in opened:
-                    opened[probe.spec] = _corrupted(inputs, probe.spec, device, root)
+                if each.corruption is not None and each.spec not in opened:
+                    opened[each.spec] = _corrupted(inputs, each.spec, device, root)
                 # No name for the images here: they must be gone before the next set is made.
-                batches = _loader(inputs, probe, opened.get(probe.spec, {}), device, root)
-            numbers = self._numbers(model, probe, batches, device)
+                batches = _loader(inputs, each, opened.get(each.spec, {}), device, root)
+            numbers = self._numbers(model, each, batches, device)
             del batches
-            about = {"set": probe.name, "seconds": round(time.perf_counter() - begun, 3)}
-            content = {"fingerprint": self.fingerprint(probe), **about, "numbers": numbers}
-            text = json.dumps(content, allow_nan=False) + "\n"
-            write_atomically(self._file(probe), lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
+            about = {"set": each.name, "seconds": round(time.perf_counter() - begun, 3)}
+            self.cache.write(each.name, self.fingerprint(each), {**about, "numbers": numbers})
             yield int(numbers["examples"])
 
-    def _numbers(self, model: Any, probe: Probe, batches: Any, device: torch.device) -> dict[str, Any]:
-        if probe.scores:
+    def _numbers(self, model: Any, of: EvaluationSet, batches: Any, device: torch.device) -> dict[str, Any]:
+        if of.scores:
             return scores(model, batches, device)
-        seen, places = seen_as(model, self.candidate.data, probe.spec)
+        adapted, class_index = adapt_to_labels(model, self.model.data, of.spec)
         try:
-            return quality(seen, batches, places, device)
+            return quality(adapted, batches, class_index, device)
         except FloatingPointError as error:
             raise FloatingPointError(
-                f"{self.candidate.measured.parent}: {error} on {probe.name}, so training diverged: lower the "
-                "rate, --set schedule.lr=…, and train again in another folder"
+                f"{self.model.measured.parent}: {error} on {of.name}, so training diverged: lower the "
+                "learning rate, --set schedule.lr=…, and train again in another folder"
             ) from error
 
-    def fingerprint(self, probe: Probe) -> str:
-        """Of all that decides its numbers."""
+    def fingerprint(self, of: EvaluationSet) -> str:
+        """Hash of all that decides the numbers of a set."""
         versions = [torch.__version__, timm_version()]
-        decides = [
-            code_fingerprint(__name__),
-            *versions,
-            self._identity,
-            self.candidate.data,
-            probe.name,
-            probe.size,
-        ]
-        return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
-
-    def _file(self, probe: Probe) -> Path:
-        """Readable, and another for each name."""
-        plain = re.sub(r"[^A-Za-z0-9.-]+", "-", probe.name).strip("-.")[-60:]
-        own = "" if plain == probe.name else f"-{hashlib.sha256(probe.name.encode()).hexdigest()[:8]}"
-        return self.candidate.measured / f"{plain}{own}.json"
+        return fingerprint_of(
+            code_fingerprint(__name__), *versions, self._identity, self.model.data, of.name, of.size
+        )
 
 
-def value_of(column: PaperColumn, sets: Sets, data: str, found: Mapping[Probe, Any]) -> float | None:
-    """The number of a column, of what was ``found`` of its sets; None where one is missing.
+def value_of(
+    column: PaperColumn, sets: AvailableSets, data: str, found: Mapping[EvaluationSet, Any]
+) -> float | None:
+    """Number of a column from the measurements ``found``; None where a set is missing.
 
-    Of corrupted sets it is the mean, each counted once.
+    For corrupted sets it is the mean, each counted once.
     """
-    parts = [found[probe] for probe in sets.probes(column, data) if found.get(probe) is not None]
-    if len(parts) < len(sets.probes(column, data)):
+    needed = sets.evaluation_sets(column, data)
+    parts = [found[each] for each in needed if found.get(each) is not None]
+    if len(parts) < len(needed):
         return None
     if column.metric in DETECTION:
-        inside, outside = (torch.tensor(part["ood_score"], dtype=torch.float64) for part in parts)
-        return float(getattr(metrics, column.metric)(inside, outside))
+        id_scores, ood_scores = (torch.tensor(part["ood_score"], dtype=torch.float64) for part in parts)
+        return float(getattr(metrics, column.metric)(id_scores, ood_scores))
     return math.fsum(part[column.metric] for part in parts) / len(parts)
 
 
 def _corrupted(inputs: Any, spec: str, device: torch.device, root: Any) -> Mapping[Any, Any]:
     sets: Mapping[Any, Any] = inputs.open_corrupted(spec, root=root)
-    # Ours are made where the images are.
+    # Ours are made on the device of the images.
     return replace(sets, images=sets.images.to(device)) if isinstance(sets, CorruptedImages) else sets
 
 
-def _loader(inputs: Any, probe: Probe, sets: Mapping[Any, Any], device: torch.device, root: Any) -> Any:
+def _loader(inputs: Any, of: EvaluationSet, sets: Mapping[Any, Any], device: torch.device, root: Any) -> Any:
     size = LARGE_BATCH if max(inputs.size) >= LARGE else BATCH
-    if probe.corruption is None:
-        return inputs.loader(inputs.open(probe.spec, root=root), size, device=device)
-    # The images of ImageNet-C are cut already.
-    cut = inputs.size[0] if probe.spec == "imagenet-c" else None
-    return inputs.loader(sets[probe.corruption], size, device=device, resize=cut)
+    if of.corruption is None:
+        return inputs.loader(inputs.open(of.spec, root=root), size, device=device)
+    # The images of ImageNet-C are cropped already.
+    cut = inputs.size[0] if of.spec == "imagenet-c" else None
+    return inputs.loader(sets[of.corruption], size, device=device, resize=cut)
 
 
 @functools.cache
 def timm_version() -> str | None:
-    """None where it is not installed: then no network is from it."""
+    """Version of timm; None where it is not installed, so that no network is from it."""
     try:
         return importlib.metadata.version("timm")
     except importlib.metadata.PackageNotFoundError:

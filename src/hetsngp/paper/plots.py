@@ -1,4 +1,4 @@
-"""A table as a picture: a panel a column, ours and the paper's side by side."""
+"""A table as a figure: a panel for each column, ours and the paper's numbers side by side."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hetsngp.paper.tables import PaperColumn, PaperPart
 # Okabe and Ito's blue and vermilion; the paper's marks are hollow besides.
 OURS, PAPERS = "#0072B2", "#D55E00"
 MOST_PANELS = 4
-"""Beside each other."""
+"""Panels in a row."""
 ARROWS = {1: "higher is better →", -1: "← lower is better"}
 CHANCE = 0.5
-"""AUROC of a score that knows nothing."""
+"""AUROC of an uninformative score."""
 
 
 def draw(result: Result, path: Path) -> None:
-    """Every part of the table, its panels in rows of at most four."""
+    """Draw every part of the table, its panels in rows of at most four."""
     panels = [(part, column) for part in result.table.parts for column in part.columns]
     several = len(result.table.parts) > 1
     across = len(panels) // len(result.table.parts) if several else _across(len(panels))
@@ -37,13 +37,13 @@ def draw(result: Result, path: Path) -> None:
         ax.set_axisbelow(True)
     for ax in axes[:, 1:].flat if not several else ():
         ax.tick_params(labelleft=False)  # the rows are those of the first panel
-    figure.suptitle(_wrapped(result.asked.title(), int(9 * figure.get_figwidth())), fontsize=13)
+    figure.suptitle(_wrapped(result.request.title(), int(9 * figure.get_figwidth())), fontsize=13)
     _legend(figure, result)
     save_figure(figure, path)
 
 
 def _across(panels: int) -> int:
-    """As square as it goes: 9 are three rows of three."""
+    """Number of panels in a row, for a grid that is nearly square: 9 are three rows of three."""
     rows = math.ceil(panels / MOST_PANELS)
     return math.ceil(panels / rows)
 
@@ -53,7 +53,7 @@ def _height(part: PaperPart) -> float:
 
 
 def _dots(ax: Any, result: Result, part: PaperPart, column: PaperColumn) -> None:
-    """A row a method, the first on top: ours filled above, the paper's hollow below."""
+    """Draw a row for each method, the first on top: ours filled above, the paper's hollow below."""
     count = len(part.rows)
     for place, row in enumerate(part.rows):
         cell, y = result.cell(part, row, column), count - 1 - place
@@ -68,7 +68,7 @@ def _dots(ax: Any, result: Result, part: PaperPart, column: PaperColumn) -> None
 
 
 def _line(ax: Any, result: Result, part: PaperPart, column: PaperColumn) -> None:
-    """Over the values that the rows are of, on a logarithmic axis."""
+    """Draw lines over the values of the rows, on a logarithmic axis."""
     rows = sorted(part.rows, key=lambda row: float(row.name))
     for whose in (0, 1):
         found = [(float(row.name), _marks(result.cell(part, row, column))) for row in rows]
@@ -111,7 +111,7 @@ def _few_ticks(axis: Any) -> None:
 def _legend(figure: Any, result: Result) -> None:
     from matplotlib.lines import Line2D
 
-    several = len(result.asked.seeds) > 1
+    several = len(result.request.seeds) > 1
     ours = f"ours{' ± s. e.' if several else ''}"
     handles = [
         Line2D([], [], color=OURS, marker="o", linestyle="", label=ours),

@@ -1,4 +1,4 @@
-"""reproduce(): train the rows of a table, measure its columns, and show ours beside the paper's."""
+"""reproduce(): train the rows of a table, measure its columns, and show our numbers beside the paper's."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 
-from hetsngp.data.datasets.roots import ENVIRONMENT
-from hetsngp.evaluation.cache import code_fingerprint
-from hetsngp.fitting.progress import RowProgress
-from hetsngp.paper.measurements import Candidate, Measuring, value_of
+from hetsngp.data.datasets.dataset import ENVIRONMENT
+from hetsngp.fitting.progress import ExampleProgress
+from hetsngp.paper.measurements import ModelMeasurements, TrainedModel, value_of
 from hetsngp.paper.plots import draw
-from hetsngp.paper.results import Asked, Result
+from hetsngp.paper.results import Result, TableRequest
 from hetsngp.paper.runs import FINISHED, TO_DO, TableRun, all_runs, check_changes, merge, runs_of, train
-from hetsngp.paper.sets import Probe, Sets, all_probes, find_sets
+from hetsngp.paper.sets import AvailableSets, EvaluationSet, all_evaluation_sets, find_sets
 from hetsngp.paper.synthetic.table import FIRST_SEED, reproduce_synthetic, synthetic_states
 from hetsngp.paper.tables import TABLES, PaperPart, PaperRow
 from hetsngp.validation import check_choice, check_positive
@@ -38,28 +37,28 @@ def reproduce(
     show: bool = True,
     say: Callable[[str], None] = print,
 ) -> Any:
-    """Run a table of the paper; the same call goes on where an earlier one stopped.
+    """Reproduce a table of the paper; the same call continues where an earlier one stopped.
 
     Args:
         table: A name of :data:`TABLES`.
         out: Folder for runs and results. Tables in one folder share runs.
         seeds: Runs of each row; None: as many as the paper's.
         methods: Some rows only, by method (of the ablations: parts); None: all.
-        changes: Of every recipe, as "schedule.epochs=3". The title of the table says them.
-        far: The set that is far from CIFAR-100.
-        root: Where data sets lie; None: the environment variable HETSNGP_DATA.
-        show: Show how far a training or a measurement is.
-        say: Called with what there is to say, line by line, the table last.
+        changes: Changes of every recipe, as "schedule.epochs=3". The title of the table names them.
+        far: The far-OOD set of CIFAR-100.
+        root: Folder of data sets; None: the environment variable HETSNGP_DATA.
+        show: Show the progress of a training or a measurement.
+        say: Called with every line of output, the table last.
     """
-    asked, out = ask(table, seeds, methods, changes), Path(out)
+    request, out = check_request(table, seeds, methods, changes), Path(out)
     if table == "runtime":
         from hetsngp.paper.runtime.measurement import measure_runtime
 
-        return measure_runtime(changes=asked.changes, out=out, show=show, say=say)
+        return measure_runtime(changes=request.changes, out=out, show=show, say=say)
     if table == "synthetic":
-        return reproduce_synthetic(asked, out, say)
+        return reproduce_synthetic(request, out, say)
     with _data_in(root), _each_warning_once():
-        return _reproduce(asked, out, far, show, say)
+        return _reproduce(request, out, far, show, say)
 
 
 def plan_of(
@@ -71,49 +70,50 @@ def plan_of(
     changes: Sequence[str] = (),
     far: str = "places365",
 ) -> list[tuple[Any, str]]:
-    """What :func:`reproduce` would train, and how far each is: "finished", "begun", "to do"."""
-    asked = ask(table, seeds, methods, changes)
+    """Runs that :func:`reproduce` would train, and the state of each: "finished", "begun", "to do"."""
+    request = check_request(table, seeds, methods, changes)
     if table == "runtime":
-        return _runtime_states(asked.changes, Path(out))
+        return _runtime_states(request.changes, Path(out))
     if table == "synthetic":
-        return list(synthetic_states(asked, Path(out)))
-    return [(run, run.state(Path(out))) for run in all_runs(asked.table, asked.changes, len(asked.seeds))]
+        return list(synthetic_states(request, Path(out)))
+    return [
+        (run, run.state(Path(out))) for run in all_runs(request.table, request.changes, len(request.seeds))
+    ]
 
 
 def _runtime_states(changes: Sequence[str], out: Path) -> list[tuple[Any, str]]:
     from hetsngp.paper.runtime.measurement import Job
     from hetsngp.paper.runtime.tables import NETWORKS
 
-    code = code_fingerprint("hetsngp.training.images", "hetsngp.paper.measurements")
     jobs = {
-        f"{name}: {row}": Job.of(name, row, network, changes, code, out)
+        f"{name}: {row}": Job.of(name, row, network, changes, out)
         for name, network in NETWORKS.items()
         for row in network.rows
     }
     return [(name, TO_DO if job.read() is None else FINISHED) for name, job in jobs.items()]
 
 
-def ask(
+def check_request(
     table: str, seeds: int | None = None, methods: Sequence[str] | None = None, changes: Sequence[str] = ()
-) -> Asked:
-    """What is asked for, checked: the table is known, its rows are, and so is every key of a change."""
-    whole = TABLES[check_choice("table", table, TABLES)]
+) -> TableRequest:
+    """Make a request; raises where the table, one of its rows or a key of a change is unknown."""
+    complete = TABLES[check_choice("table", table, TABLES)]
     if table == "runtime" and (methods is not None or seeds is not None):
         raise ValueError("the runtime table is measured whole and once: leave out --methods and --seeds")
-    count = whole.seeds if seeds is None else int(check_positive("seeds", seeds, integer=True))
-    chosen, changes = whole.only(methods), merge(changes)
+    count = complete.seeds if seeds is None else int(check_positive("seeds", seeds, integer=True))
+    chosen, changes = complete.only(methods), merge(changes)
     check_changes(chosen, changes)
     first = FIRST_SEED if table == "synthetic" else 0
-    asked = Asked(chosen, tuple(range(first, first + count)), changes)
+    request = TableRequest(chosen, tuple(range(first, first + count)), changes)
     if table != "synthetic":
         for run in all_runs(chosen, changes, 1):
             run.read()  # or an error, before the long part
-    return asked
+    return request
 
 
 @contextmanager
 def _data_in(root: str | Path | None) -> Iterator[None]:
-    """By the environment, where loaders' and Fabric's processes find it too."""
+    """Set the environment variable, which worker processes of loaders and Fabric inherit."""
     if root is None:
         yield
         return
@@ -130,7 +130,7 @@ def _data_in(root: str | Path | None) -> Iterator[None]:
 
 @contextmanager
 def _each_warning_once() -> Iterator[None]:
-    """Many runs look at the same data: what is odd about it is said once."""
+    """Show each warning once: many runs open the same data."""
     with warnings.catch_warnings():
         show, seen = warnings.showwarning, set[str]()
 
@@ -143,12 +143,12 @@ def _each_warning_once() -> Iterator[None]:
         yield
 
 
-def _reproduce(asked: Asked, out: Path, far: str, show: bool, say: Callable[[str], None]) -> Result:
+def _reproduce(request: TableRequest, out: Path, far: str, show: bool, say: Callable[[str], None]) -> Result:
     from hetsngp.training.engine import Engine
 
-    runs = list(all_runs(asked.table, asked.changes, len(asked.seeds)))
+    runs = list(all_runs(request.table, request.changes, len(request.seeds)))
     missing = [run for run in runs if run.state(out) != FINISHED]
-    sets = find_sets(asked.table, dict.fromkeys(run.read().task.data for run in missing), far)
+    sets = find_sets(request.table, dict.fromkeys(run.read().task.data for run in missing), far)
     recipe, note = runs[0].read().on_this_machine()
     engine = Engine(recipe.hardware)
     speak = say if engine.is_main else _silent
@@ -156,10 +156,10 @@ def _reproduce(asked: Asked, out: Path, far: str, show: bool, say: Callable[[str
         speak(note)
     if len(missing) < len(runs):
         speak(f"{len(runs) - len(missing)} of {len(runs)} runs are finished already")
-    result = Result(asked, notes=(*asked.table.notes, *sets.notes(asked.table)))
+    result = Result(request, notes=(*request.table.notes, *sets.notes(request.table)))
     work = _Work(result, out, engine, sets, show, speak, len(runs))
-    for seed in asked.seeds:
-        for part in asked.table.parts:
+    for seed in request.seeds:
+        for part in request.table.parts:
             for row in part.rows:
                 work.fill(part, row, seed)
     return work.finish()
@@ -171,35 +171,35 @@ def _silent(text: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Work:
-    """A table on its way from cell to cell."""
+    """Work on a table, row by row."""
 
     result: Result
     out: Path
     engine: Any
-    sets: Sets
+    sets: AvailableSets
     show: bool
     say: Callable[[str], None]
     runs: int
-    """All that the table needs."""
+    """Number of runs that the table needs."""
 
     def fill(self, part: PaperPart, row: PaperRow, seed: int) -> None:
-        """A row of one seed: train what it needs, measure what is missing, keep the table as it is."""
-        runs = runs_of(row, self.result.asked.changes, seed)
+        """Train and measure a row of one seed as far as it is missing, and save the unfinished table."""
+        runs = runs_of(row, self.result.request.changes, seed)
         for run in runs:
             self._train(run)
-        candidate = self._candidate(row, runs)
-        found = self._measure(candidate, all_probes(part.columns, self.sets, candidate.data))
+        model = self._model(runs)
+        found = self._measure(model, all_evaluation_sets(part.columns, self.sets, model.data))
         for column in part.columns:
-            value = value_of(column, self.sets, candidate.data, found)
+            value = value_of(column, self.sets, model.data, found)
             if value is not None:
                 self.result.add(part, row, column, seed, value)
         if self.engine.is_main:
             self.result.save(self.out)
 
     def finish(self) -> Result:
-        """The picture, and all of it in words."""
+        """Draw the figure, save and print the table."""
         if self.engine.is_main:
-            files = [*self.result.save(self.out), self.out / f"{self.result.asked.name}.png"]
+            files = [*self.result.save(self.out), self.out / f"{self.result.request.name}.png"]
             draw(self.result, files[-1])
             self.say(str(self.result))
             self.say(f"wrote {', '.join(map(str, files))}")
@@ -211,7 +211,7 @@ class _Work:
         if run.state(self.out) != FINISHED:
             self.say(f"{run.name}: training, run {len(self.result.runs) + 1} of {self.runs}")
             if self.engine.hardware.compile:
-                torch.compiler.reset()  # what was compiled for other networks counts towards a limit
+                torch.compiler.reset()  # code compiled for other networks counts towards a limit
         summary = train(run, self.out, self.engine, self.show and self.engine.is_main)
         self.result.runs[run.name] = {
             "recipe": run.recipe,
@@ -224,26 +224,26 @@ class _Work:
             "posterior": summary["posterior"],
         }
 
-    def _candidate(self, row: PaperRow, runs: Sequence[TableRun]) -> Candidate:
+    def _model(self, runs: Sequence[TableRun]) -> TrainedModel:
         folders = tuple(run.folder(self.out) for run in runs)
-        home = folders[0]
+        folder = folders[0]
         if len(runs) > 1:
-            home = self.out / "ensembles" / f"{runs[0].name}-to-{runs[-1].seed}"
-        return Candidate(folders, home / "measured", runs[0].read().task.data)
+            folder = self.out / "ensembles" / f"{runs[0].name}-to-{runs[-1].seed}"
+        return TrainedModel(folders, folder / "measured", runs[0].read().task.data)
 
-    def _measure(self, candidate: Candidate, probes: Sequence[Probe]) -> dict[Probe, Any]:
-        """Sets are dealt out over processes."""
+    def _measure(self, model: TrainedModel, sets: Sequence[EvaluationSet]) -> dict[EvaluationSet, Any]:
+        """Measure what is missing; processes share the sets."""
         fabric = self.engine.fabric
-        measuring = Measuring(candidate, probes)
-        todo = measuring.to_do()
-        fabric.barrier()  # all have seen the same files before the first new one
+        measurements = ModelMeasurements(model, sets)
+        missing = measurements.missing()
+        fabric.barrier()  # all processes have read the same files before the first new one
         begun = time.perf_counter()
-        if todo:
-            home = candidate.measured.parent.relative_to(self.out)
-            mine = todo[fabric.global_rank :: fabric.world_size]
-            with RowProgress(f"measuring {home}", len(mine), self.show and self.engine.is_main) as progress:
-                for rows in measuring.measure(mine, self.engine.device):
-                    progress.add(rows)
+        if missing:
+            folder = model.measured.parent.relative_to(self.out)
+            mine = missing[fabric.global_rank :: fabric.world_size]
+            with ExampleProgress(f"measuring {folder}", len(mine), self.show and self.engine.is_main) as progress:
+                for examples in measurements.measure(mine, self.engine.device):
+                    progress.add(examples)
             fabric.barrier()
-            self.say(f"{home}: measured on {len(todo)} sets in {time.perf_counter() - begun:.0f} s")
-        return {probe: measuring.read(probe) for probe in probes}
+            self.say(f"{folder}: measured on {len(missing)} sets in {time.perf_counter() - begun:.0f} s")
+        return {each: measurements.read(each) for each in sets}

@@ -1,4 +1,4 @@
-"""What a table came to: every value, its mean and standard error over seeds, and the paper's beside it."""
+"""Results of a table: every value, its mean and standard error over seeds, and the paper's number."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from hetsngp.paper.tables import (
     printed,
 )
 
-# Of a difference between numbers of three digits, so that equal ones are equal.
+# Tolerance of a difference between numbers of three digits, so that equal ones are equal.
 ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A number of a row, over seeds.
+    """Number of a row and column, over seeds.
 
     >>> cell = Cell({0: 0.80, 1: 0.82}, paper=(0.808, 0.001))
     >>> round(cell.mean, 3), round(cell.standard_error, 3)
@@ -39,60 +39,60 @@ class Cell:
     """
 
     values: Mapping[int, float]
-    """By seed; empty where nothing is measured yet."""
+    """Values by seed; empty where nothing is measured yet."""
     paper: tuple[float, float | None] | None = None
 
     @property
     def mean(self) -> float | None:
-        """None without values."""
+        """Mean over seeds; None without values."""
         return statistics.fmean(self.values.values()) if self.values else None
 
     @property
     def standard_error(self) -> float | None:
-        """Of the mean; None of fewer than two values."""
+        """Standard error of the mean; None for fewer than two values."""
         if len(self.values) < 2:
             return None
         return statistics.stdev(self.values.values()) / math.sqrt(len(self.values))
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What of a table was asked for."""
+class TableRequest:
+    """A table to reproduce: rows, seeds and changes of the recipes."""
 
     table: PaperTable
-    """With the rows that were chosen."""
+    """Table with the chosen rows."""
     seeds: tuple[int, ...]
     changes: tuple[str, ...] = ()
-    """Of every recipe."""
+    """Changes of every recipe."""
 
     @property
     def chosen(self) -> tuple[str, ...]:
-        """Rows (of the ablations: parts) by the names that ``--methods`` takes; none where it is all."""
-        whole = TABLES[self.table.name]
-        several = len(whole.parts) > 1
+        """Rows (of the ablations: parts) by the names that ``--methods`` takes; empty for all."""
+        complete = TABLES[self.table.name]
+        has_parts = len(complete.parts) > 1
         names = tuple(
             name
             for part in self.table.parts
             for name in (
-                [part.name.removeprefix(f"{whole.name}-")] if several else [r.name for r in part.rows]
+                [part.name.removeprefix(f"{complete.name}-")] if has_parts else [r.name for r in part.rows]
             )
         )
-        return () if names == whole.choices else names
+        return () if names == complete.choices else names
 
     @property
     def name(self) -> str:
-        """Of its files: some rows do not take the place of all."""
+        """Name of its files: a table of some rows does not replace that of all."""
         return "-".join([self.table.name, *(["+".join(self.chosen)] if self.chosen else [])])
 
     def title(self) -> str:
-        """With whatever makes it another table than the paper's."""
+        """Title, with all differences to the paper's table."""
         ensembles = any(row.members > 1 for part in self.table.parts for row in part.rows)
         of = "ensemble" if ensembles else "seed"
         count = f"{len(self.seeds)} {of}{'s' if len(self.seeds) != 1 else ''}"
         if len(self.seeds) != self.table.seeds:
             count += f" (the paper: {self.table.seeds})"
-        said = [text for text in self.changes if not text.startswith(NO_MATTER)]
-        changed = f"; changed: {', '.join(said)}" if said else ""
+        changes = [text for text in self.changes if not text.startswith(NO_MATTER)]
+        changed = f"; changed: {', '.join(changes)}" if changes else ""
         some = f" ({', '.join(self.chosen)} alone)" if self.chosen else ""
         return f"{self.table.title}{some}, {count}{changed}"
 
@@ -101,31 +101,31 @@ class Asked:
 class Result:
     """A table with numbers; it may be unfinished."""
 
-    asked: Asked
+    request: TableRequest
     values: dict[tuple[str, str, str], dict[int, float]] = field(default_factory=dict)
     """(part, row, column) → seed → number."""
     notes: tuple[str, ...] = ()
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What every training was, and took."""
+    """Settings and seconds of every training run."""
 
     @property
     def table(self) -> PaperTable:
-        """What it is of."""
-        return self.asked.table
+        """Table that was requested."""
+        return self.request.table
 
     def add(self, part: PaperPart, row: PaperRow, column: PaperColumn, seed: int, value: float) -> None:
-        """One number."""
+        """Add a number."""
         self.values.setdefault((part.name, row.name, column.name), {})[seed] = value
 
     def cell(self, part: PaperPart, row: PaperRow, column: PaperColumn) -> Cell:
-        """Ours and the paper's."""
+        """Our values and the paper's number."""
         found = self.values.get((part.name, row.name, column.name), {})
         return Cell(dict(sorted(found.items())), printed(part.name, row.name, column.name))
 
     def best(self, part: PaperPart, column: PaperColumn) -> set[str]:
-        """Rows within one standard error of the best row, its own: what the paper prints in bold.
+        """Rows within one standard error of the best row, which the paper prints in bold.
 
-        Of single runs it is the best alone.
+        For single runs it is the best alone.
         """
         cells = {row.name: self.cell(part, row, column) for row in part.rows}
         means = {name: (cell.mean, cell.standard_error) for name, cell in cells.items()}
@@ -133,25 +133,25 @@ class Result:
 
     @property
     def is_finished(self) -> bool:
-        """Whether there is a number in every cell, of every seed."""
+        """Whether every cell has a number of every seed."""
         return all(
-            len(self.cell(part, row, column).values) == len(self.asked.seeds)
+            len(self.cell(part, row, column).values) == len(self.request.seeds)
             for part in self.table.parts
             for row in part.rows
             for column in part.columns
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """Values for JSON."""
         seconds = [run.get("seconds") for run in self.runs.values()]
         return {
             "table": self.table.name,
-            "title": self.asked.title(),
+            "title": self.request.title(),
             "finished": self.is_finished,
-            "methods": list(self.asked.chosen) or None,
-            "seeds": list(self.asked.seeds),
+            "methods": list(self.request.chosen) or None,
+            "seeds": list(self.request.seeds),
             "seeds_of_the_paper": self.table.seeds,
-            "changes": list(self.asked.changes),
+            "changes": list(self.request.changes),
             "notes": list(self.notes),
             "paper": SOURCE,
             "parts": {part.name: self._part(part) for part in self.table.parts},
@@ -165,15 +165,15 @@ class Result:
         rows = {}
         for row in part.rows:
             cells = {column.name: _cell(self.cell(part, row, column)) for column in part.columns}
-            said = {"title": row.title, "recipe": row.recipe, "changes": list(row.changes)}
-            rows[row.name] = {**said, "members": row.members, "cells": cells}
+            about = {"title": row.title, "recipe": row.recipe, "changes": list(row.changes)}
+            rows[row.name] = {**about, "members": row.members, "cells": cells}
         return {"title": part.title, "columns": columns, "rows": rows}
 
     def save(self, out: Path) -> list[Path]:
         """Write ``NAME.json`` and ``NAME.md``; NAME is the table's, with the rows where they are not all."""
         from hetsngp.paper.text import markdown
 
-        files = [out / f"{self.asked.name}.json", out / f"{self.asked.name}.md"]
+        files = [out / f"{self.request.name}.json", out / f"{self.request.name}.md"]
         write_json(files[0], self.to_dict())
         text = markdown(self)
         write_atomically(files[1], lambda file: file.write(text.encode()))
@@ -186,7 +186,7 @@ class Result:
 
 
 def within_one_error(means: Mapping[str, tuple[float, float | None]], sign: int) -> set[str]:
-    """The names whose mean is within the best one's standard error of the best; ``sign`` −1: low is good.
+    """Names whose mean is within the best one's standard error of the best; ``sign`` −1: lower is better.
 
     >>> sorted(within_one_error({"a": (0.506, 0.006), "b": (0.501, 0.020), "c": (0.493, 0.011)}, 1))
     ['a', 'b']
@@ -208,7 +208,7 @@ def _cell(cell: Cell) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of what ran."""
+    """Versions of the software."""
     return {
         "hetsngp": importlib.import_module("hetsngp").__version__,
         "torch": torch.__version__,

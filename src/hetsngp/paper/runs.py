@@ -1,4 +1,4 @@
-"""The trainings behind a table: each in a folder of its own, made once, shared by all tables that need it."""
+"""Training runs of a table: each in its folder, trained once, shared by all tables that need it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hetsngp.paper.tables import NO_MATTER, PaperRow, PaperTable
 
 FINISHED, BEGUN, TO_DO, OTHER = "finished", "begun", "to do", "finished with other settings"
 OF_THE_TABLE = ("data", "method", "seed")
-"""Keys of a recipe that a table says itself."""
+"""Keys of a recipe that the table sets."""
 
 
 @dataclass(frozen=True)
 class TableRun:
-    """A recipe of the book, with changes, and a seed."""
+    """A recipe, with changes, and a seed."""
 
     recipe: str
     changes: tuple[str, ...]
@@ -26,7 +26,7 @@ class TableRun:
 
     @property
     def name(self) -> str:
-        """For folders and people: "imagenet-hetsngp-1a2b3c4d/seed0"; letters only where something changed."""
+        """Name of its folder: "imagenet-hetsngp-1a2b3c4d/seed0"; with a hash only where something changed."""
         decides = sorted(text for text in self.changes if not text.startswith(NO_MATTER))
         changed = f"-{hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:8]}" if decides else ""
         return f"{self.recipe.replace('/', '-')}{changed}/seed{self.seed}"
@@ -36,17 +36,17 @@ class TableRun:
         return f"{self.recipe}, seed {self.seed}{changed}"
 
     def folder(self, out: Path) -> Path:
-        """Where it is, or will be."""
+        """Folder of the run."""
         return out / "runs" / self.name
 
     def read(self) -> Any:
-        """Its :class:`hetsngp.training.recipes.recipe.Recipe`."""
+        """Read its :class:`hetsngp.training.recipes.recipe.Recipe`."""
         from hetsngp.training.recipes.recipe import read_recipe
 
         return read_recipe(self.recipe, (*self.changes, f"seed={self.seed}"))
 
     def state(self, out: Path) -> str:
-        """How far it is: one of the four words above."""
+        """State of the run: one of the four words above."""
         from hetsngp.training.images import finished
 
         folder = self.folder(out)
@@ -57,15 +57,15 @@ class TableRun:
 
 
 def described(recipe: Any) -> dict[str, Any]:
-    """All settings, as JSON gives them back."""
+    """All settings, as read back from JSON."""
     found: dict[str, Any] = json.loads(json.dumps(recipe.describe()))
     return found
 
 
 def runs_of(row: PaperRow, changes: Sequence[str], seed: int) -> tuple[TableRun, ...]:
-    """Of a row: one run, or as many as its ensemble has members, with seeds of their own.
+    """Runs of a row: one, or one for each member of its ensemble, each with another seed.
 
-    >>> row = Row("sngp", "SNGP Ensemble", "imagenet/sngp", members=4)
+    >>> row = PaperRow("sngp", "SNGP Ensemble", "imagenet/sngp", members=4)
     >>> [run.seed for run in runs_of(row, (), seed=1)]
     [4, 5, 6, 7]
     """
@@ -75,7 +75,7 @@ def runs_of(row: PaperRow, changes: Sequence[str], seed: int) -> tuple[TableRun,
 
 
 def merge(changes: Sequence[str]) -> tuple[str, ...]:
-    """Each key once, with the last of its values.
+    """Keep each key once, with the last of its values.
 
     >>> merge(["options.rank = 2", "seed=1", "options.rank=3"])
     ('options.rank=3', 'seed=1')
@@ -88,13 +88,13 @@ def merge(changes: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_changes(table: PaperTable, changes: Sequence[str]) -> None:
-    """Refuse those that are not for the caller to say."""
+    """Refuse changes of keys that the table sets."""
     varied = {text.partition("=")[0] for part in table.parts for row in part.rows for text in row.changes}
     for change in changes:
         key = change.partition("=")[0].strip()
         if key in OF_THE_TABLE or key in varied:
             raise ValueError(
-                f"{key} is said by the table {table.name}: leave out {change!r}, or train by itself, "
+                f"{key} is set by the table {table.name}: leave out {change!r}, or train by itself, "
                 f"hetsngp train RECIPE --set {change}"
             )
 
@@ -112,7 +112,7 @@ def all_runs(table: PaperTable, changes: Sequence[str], seeds: int) -> Iterator[
 
 
 def train(run: TableRun, out: Path, engine: Any, show: bool | None) -> dict[str, Any]:
-    """Train what is left of it; the summary. A finished run is not touched."""
+    """Train what is missing of a run and return its summary; a finished run is not changed."""
     from hetsngp.training.config import CheckpointConfig
     from hetsngp.training.images import train_images
 

@@ -1,4 +1,4 @@
-"""The sets that the columns of a table are measured on, found before anything is trained."""
+"""Sets that the columns of a table are measured on, found before anything is trained."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hetsngp.data.datasets.cifar_c import FOLDERS
 from hetsngp.data.datasets.imagenet import CorruptedFolders
 from hetsngp.data.datasets.registry import open_data
 from hetsngp.data.images.folders import image_names
-from hetsngp.data.preprocessing import is_made
+from hetsngp.data.preprocessing import made_by_hetsngp
 from hetsngp.data.sources import open_set
 from hetsngp.paper.tables import FAR, PaperColumn, PaperTable
 
@@ -22,25 +22,25 @@ DETECTION = ("auroc", "fpr95")
 
 
 @dataclass(frozen=True)
-class Probe:
-    """A set to be measured on a run: accuracy and the like, or the scores of its rows."""
+class EvaluationSet:
+    """A set that a model is measured on: accuracy, NLL and ECE, or the OOD score of each example."""
 
     spec: str
-    """A name of the registry, or a folder."""
+    """Name in the registry, or a folder."""
     corruption: tuple[str, int] | None = None
-    """With its severity."""
+    """Corruption and severity."""
     scores: bool = False
-    """Whether it is ``ood_score`` that is wanted."""
+    """Whether ``ood_score`` is measured."""
     made: bool = False
-    """Whether the corrupted images are ours and not the published ones."""
+    """Whether the corrupted images are made by us and not the published ones."""
     size: int | None = None
-    """Its number of images, where that is known without looking at each."""
+    """Number of images, where it is known without reading each."""
 
     @property
     def name(self) -> str:
-        """For files and people; another for each.
+        """Name for files and messages, different for each set.
 
-        >>> Probe("imagenet-c", ("fog", 3)).name
+        >>> EvaluationSet("imagenet-c", ("fog", 3)).name
         'imagenet-c.fog.3'
         """
         parts = [self.spec, *map(str, self.corruption or ())]
@@ -48,33 +48,33 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Sets:
-    """What :func:`find_sets` found."""
+class AvailableSets:
+    """Result of :func:`find_sets`."""
 
     far: str
     corrupted: Mapping[str, tuple[Mapping[tuple[str, int], int | None], bool]]
-    """Name → the (corruption, severity) that are there, with the images of each where these are files, and
+    """Name → the available (corruption, severity), with the number of images where these are files; and
     whether they are made by us."""
     sizes: Mapping[str, int]
-    """Of the others."""
+    """Number of images of the other sets."""
 
     def spec(self, column: PaperColumn) -> str:
-        """What the column is measured on."""
+        """Name of the set that a column is measured on."""
         return self.far if column.data == FAR else column.data
 
-    def probes(self, column: PaperColumn, data: str) -> tuple[Probe, ...]:
-        """The sets behind a column of a model trained on ``data``: one, all corrupted ones, or both sides."""
+    def evaluation_sets(self, column: PaperColumn, data: str) -> tuple[EvaluationSet, ...]:
+        """Sets of a column, for a model trained on ``data``: one, all corrupted ones, or ID and OOD."""
         spec = self.spec(column)
         if column.metric in DETECTION:
-            inside, outside = (Probe(name, scores=True, size=self.sizes.get(name)) for name in (data, spec))
-            return inside, outside
+            pair = (data, spec)
+            return tuple(EvaluationSet(name, scores=True, size=self.sizes.get(name)) for name in pair)
         if spec in self.corrupted:
             keys, made = self.corrupted[spec]
-            return tuple(Probe(spec, key, made=made, size=size) for key, size in keys.items())
-        return (Probe(spec, size=self.sizes.get(spec)),)
+            return tuple(EvaluationSet(spec, key, made=made, size=size) for key, size in keys.items())
+        return (EvaluationSet(spec, size=self.sizes.get(spec)),)
 
     def notes(self, table: PaperTable) -> list[str]:
-        """What a reader must know of them."""
+        """Notes on differences to the paper's sets."""
         found = []
         if self.far != "places365" and any(c.data == FAR for part in table.parts for c in part.columns):
             found.append(f"Far is {self.far} here, and Places365 in the paper.")
@@ -91,7 +91,9 @@ class Sets:
         return found
 
 
-def find_sets(table: PaperTable, training: Iterable[str], far: str, root: str | Path | None = None) -> Sets:
+def find_sets(
+    table: PaperTable, training: Iterable[str], far: str, root: str | Path | None = None
+) -> AvailableSets:
     """Open every set of the table, or raise the error that says what to put where.
 
     ``training``: the sets that something is still to be trained on.
@@ -107,13 +109,13 @@ def find_sets(table: PaperTable, training: Iterable[str], far: str, root: str | 
             sizes[far] = _open_far(far, root)
         else:
             sizes[spec] = len(open_set(spec, "test", root=root))
-    return Sets(far, corrupted, sizes)
+    return AvailableSets(far, corrupted, sizes)
 
 
 def _corrupted(spec: str, root: Any) -> tuple[dict[tuple[str, int], int | None], bool]:
-    """The standard ones: a mean over others is not that of the benchmark.
+    """Find the standard corruptions: a mean over others is not that of the benchmark.
 
-    Folders are listed, 75 of them, which takes seconds: one that is unpacked in part must not pass for whole.
+    The 75 folders are listed, which takes seconds: one that is unpacked in part must not pass for complete.
     """
     found = open_data(spec, "test", root) if spec == "imagenet-c" else open_corrupted(spec, root)
     folders = found.folders if isinstance(found, CorruptedFolders) else {}
@@ -126,7 +128,7 @@ def _corrupted(spec: str, root: Any) -> tuple[dict[tuple[str, int], int | None],
         raise ValueError(
             f"{spec} has none of the standard corruptions {', '.join(CORRUPTIONS)}: get it again"
         )
-    return keys, is_made(found)
+    return keys, made_by_hetsngp(found)
 
 
 def _open_far(far: str, root: Any) -> int:
@@ -138,6 +140,8 @@ def _open_far(far: str, root: Any) -> int:
         ) from error
 
 
-def all_probes(columns: Sequence[PaperColumn], sets: Sets, data: str) -> tuple[Probe, ...]:
-    """Those of several columns, each once."""
-    return tuple(dict.fromkeys(probe for column in columns for probe in sets.probes(column, data)))
+def all_evaluation_sets(
+    columns: Sequence[PaperColumn], sets: AvailableSets, data: str
+) -> tuple[EvaluationSet, ...]:
+    """Sets of several columns, each once."""
+    return tuple(dict.fromkeys(each for column in columns for each in sets.evaluation_sets(column, data)))

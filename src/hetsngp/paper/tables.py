@@ -1,4 +1,4 @@
-"""The tables of the paper: rows, columns, what to train for a row and what a column is measured on."""
+"""Tables of the paper: rows and their recipes, columns and the sets that they are measured on."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ def printed(part: str, row: str, column: str) -> tuple[float, float | None] | No
 METRICS = {"accuracy": 1, "precision_at_1": 1, "auroc": 1, "nll": -1, "ece": -1, "fpr95": -1}
 """1 where higher is better, else −1."""
 FAR = "far"
-"""Stands for the set that the caller names."""
+"""Stands for the set that the caller chooses."""
 
 NO_MATTER = ("hardware.", "workers")
-"""Beginnings of keys of a recipe that do not decide a result: a run may go on with others."""
+"""Prefixes of keys of a recipe that do not decide a result: a run may continue with other values."""
 
 
 @dataclass(frozen=True)
 class PaperColumn:
-    """A number of every row."""
+    """Column of a table."""
 
     name: str
-    """In ``paper.json``."""
+    """Name in ``paper.json``."""
     title: str
-    """As the paper heads it."""
+    """Heading in the paper."""
     metric: str
-    """Of :data:`METRICS`."""
+    """Name in :data:`METRICS`."""
     data: str
-    """What it is measured on: a name of the registry, or :data:`FAR`."""
+    """Set that it is measured on: a name in the registry, or :data:`FAR`."""
 
     @property
     def sign(self) -> int:
@@ -58,46 +58,46 @@ class PaperColumn:
 
 @dataclass(frozen=True)
 class PaperRow:
-    """A training, of which there is one for each seed."""
+    """Row of a table: a recipe, trained once for each seed."""
 
     name: str
-    """In ``paper.json``."""
+    """Name in ``paper.json``."""
     title: str
     recipe: str
-    """In the book."""
+    """Name of the recipe."""
     changes: tuple[str, ...] = ()
-    """Of the recipe, as "key=value"."""
+    """Changes of the recipe, as "key=value"."""
     members: int = 1
-    """Of an ensemble, each a training with a seed of its own."""
+    """Members of an ensemble, each trained with another seed."""
 
 
 @dataclass(frozen=True)
 class PaperPart:
-    """What the paper prints as one table; the ablations are four."""
+    """One printed table; the ablations are four."""
 
     name: str
-    """In ``paper.json``."""
+    """Name in ``paper.json``."""
     title: str
     columns: tuple[PaperColumn, ...]
     rows: tuple[PaperRow, ...]
     axis: str | None = None
-    """What the rows are values of, where they are numbers."""
+    """Quantity that the rows are values of, where they are numbers."""
 
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One command's worth."""
+    """Tables that one command reproduces."""
 
     name: str
     title: str
     seeds: int
-    """The paper's number of runs."""
+    """Number of runs in the paper."""
     parts: tuple[PaperPart, ...]
     notes: tuple[str, ...] = ()
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """What :meth:`only` takes: rows, or parts where there are several."""
+        """Names that :meth:`only` takes: rows, or parts where there are several."""
         return tuple(r.name for r in self.parts[0].rows) if len(self.parts) == 1 else tuple(self._short)
 
     @property
@@ -105,7 +105,7 @@ class PaperTable:
         return {part.name.removeprefix(f"{self.name}-"): part for part in self.parts}
 
     def only(self, names: Sequence[str] | None) -> PaperTable:
-        """The same with the rows (of the ablations: the parts) of these names; all for None.
+        """Table with the rows (of the ablations: the parts) of these names; all for None.
 
         >>> [row.title for row in TABLES["imagenet"].only(["sngp", "hetsngp"]).parts[0].rows]
         ['SNGP', 'HetSNGP']
@@ -144,7 +144,7 @@ def _quality(data: str, name: str, title: str, kinds: Sequence[str] = tuple(_QUA
     ]
 
 
-def _outside(data: str, name: str, title: str) -> list[PaperColumn]:
+def _ood(data: str, name: str, title: str) -> list[PaperColumn]:
     return [
         PaperColumn(f"{name}_auroc", f"{title}-ROC", "auroc", data),
         PaperColumn(f"{name}_fpr95", f"{title}-FPR95", "fpr95", data),
@@ -152,7 +152,7 @@ def _outside(data: str, name: str, title: str) -> list[PaperColumn]:
 
 
 def _methods(part: str, folder: str, suffix: str = "", members: int = 1) -> tuple[PaperRow, ...]:
-    """A row for each method that the paper has there, in its order."""
+    """Rows of the methods in the paper's table, in its order."""
     return tuple(
         PaperRow(
             name,
@@ -173,13 +173,13 @@ _BASE: Mapping[str, Any] = {
     "options.temperature": 1.25,
     "options.sample_beta": "false",
 }
-"""What the ablations vary one by one. Every row says all of it, so that those at the base are one run."""
+"""Settings that the ablations vary one by one. Every row sets all of them, so that equal rows are one run."""
 
 
 def _ablation(
     name: str, title: str, axis: str | None, key: str, values: Mapping[str, tuple[str, Any]]
 ) -> PaperPart:
-    """``values``: row → its title and the value of ``key``."""
+    """Make an ablation; ``values``: row → its title and the value of ``key``."""
     rows = [
         PaperRow(row, text, "imagenet/hetsngp", tuple(f"{k}={v}" for k, v in {**_BASE, key: value}.items()))
         for row, (text, value) in values.items()
@@ -221,12 +221,12 @@ TABLES: dict[str, PaperTable] = {
             [
                 *_quality("cifar100", "id", "ID", ("acc", "nll")),
                 *_quality("cifar100-c", "corr", "Corr", ("acc", "nll")),
-                *_outside("cifar10", "near", "Near"),
-                *_outside(FAR, "far", "Far"),
+                *_ood("cifar10", "near", "Near"),
+                *_ood(FAR, "far", "Far"),
             ],
             _methods("cifar100", "cifar100"),
-            "ROC is the area under the curve of ood_score, with unfamiliar images as positive; FPR95 is the "
-            "share of familiar images flagged when 95 % of the unfamiliar ones are. The paper's ROC is at "
+            "ROC is the area under the curve of ood_score, with OOD images as positive; FPR95 is the "
+            "share of in-distribution images flagged when 95 % of the OOD ones are. The paper's ROC is at "
             "chance level (0.5) for all methods, and what its code calls FPR95 is 1 − FPR: these columns of "
             "the paper's are no target.",
         ),
@@ -301,4 +301,4 @@ TABLES: dict[str, PaperTable] = {
         ),
     )
 }
-"""By the name that the command line takes."""
+"""Tables by the name that the command line takes."""

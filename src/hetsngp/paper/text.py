@@ -1,12 +1,12 @@
-"""A table in words: for a terminal of 100 columns, and as Markdown."""
+"""A table as text: for a terminal of 100 columns, and as Markdown."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 
 from hetsngp.paper.results import Cell, Result
 from hetsngp.paper.tables import PaperColumn, PaperPart, PaperRow
+from hetsngp.text_tables import markdown_table, plain_table
 
 WIDTH = 100
 NONE = "–"
@@ -16,8 +16,8 @@ PAPER = "paper: Fortuin, Collier et al. 2022."
 
 
 def plain_text(result: Result) -> str:
-    """Title, ours above the paper's for every row, notes."""
-    blocks = [textwrap.fill(result.asked.title(), WIDTH)]
+    """Title, for every row our numbers above the paper's, and notes."""
+    blocks = [textwrap.fill(result.request.title(), WIDTH)]
     for part in result.table.parts:
         heading = f"{part.title}\n" if len(result.table.parts) > 1 else ""
         blocks.append(heading + _part(result, part))
@@ -26,14 +26,14 @@ def plain_text(result: Result) -> str:
 
 
 def markdown(result: Result) -> str:
-    """The same as a document."""
+    """Table as a Markdown document."""
     table = result.table
-    blocks = [f"# {result.asked.title()}", f"`{_command(result)}`{_unfinished(result)}"]
+    blocks = [f"# {result.request.title()}", f"`{_command(result)}`{_unfinished(result)}"]
     for part in table.parts:
         if len(table.parts) > 1:
             blocks.append(f"## {part.title}")
         headings = ["", "", *(f"{column.title} {ARROWS[column.sign]}" for column in part.columns)]
-        lines = [f"| {' | '.join(headings)} |", "|---|---|" + "---:|" * len(part.columns)]
+        lines = []
         best = {column.name: result.best(part, column) for column in part.columns}
         for row in part.rows:
             ours, paper = [], []
@@ -43,17 +43,17 @@ def markdown(result: Result) -> str:
                 mean = f"**{mean}**" if row.name in best[column.name] else mean
                 ours.append(f"{mean} {error}".strip())
                 paper.append(" ".join(_papers(cell)).strip())
-            lines.append(f"| {row.title} | ours, n = {_count(result, part, row)} | {' | '.join(ours)} |")
+            lines.append([row.title, f"ours, n = {_count(result, part, row)}", *ours])
             if _has_paper(result, part, row):
-                lines.append(f"| | paper | {' | '.join(paper)} |")
-        blocks.append("\n".join(lines))
-    blocks.append(f"![{table.title}]({result.asked.name}.png)")
+                lines.append(["", "paper", *paper])
+        blocks.append(markdown_table(headings, lines, num_names=2))
+    blocks.append(f"![{table.title}]({result.request.name}.png)")
     blocks += [f"*{note}*" for note in (MARKED.format(mark="bold") + PAPER, *result.notes)]
     return "\n\n".join(blocks) + "\n"
 
 
 def _command(result: Result) -> str:
-    chosen = result.asked.chosen
+    chosen = result.request.chosen
     return f"hetsngp reproduce {result.table.name}" + (f" --methods {','.join(chosen)}" if chosen else "")
 
 
@@ -70,13 +70,14 @@ def _has_paper(result: Result, part: PaperPart, row: PaperRow) -> bool:
 
 
 def _ours(cell: Cell) -> tuple[str, str]:
-    """Mean and standard error."""
+    """Our mean and standard error."""
     if cell.mean is None:
         return NONE, ""
     return f"{cell.mean:.3f}", "" if cell.standard_error is None else f"± {cell.standard_error:.3f}"
 
 
 def _papers(cell: Cell) -> tuple[str, str]:
+    """Mean and standard error of the paper."""
     if cell.paper is None:
         return NONE, ""
     mean, error = cell.paper
@@ -87,56 +88,51 @@ def _papers(cell: Cell) -> tuple[str, str]:
 
 
 def _part(result: Result, part: PaperPart) -> str:
-    """Errors beside the means where that fits, else below them."""
-    beside = _aligned(_lines(result, part, below=False))
+    """Table with standard errors beside the means where that fits, else below them."""
+    beside = plain_table(*_cells(result, part, below=False), num_names=2, gap=1)
     if max(map(len, beside.splitlines())) <= WIDTH:
         return beside
-    return _aligned(_lines(result, part, below=True))
+    return plain_table(*_cells(result, part, below=True), num_names=2, gap=1)
 
 
-def _lines(result: Result, part: PaperPart, *, below: bool) -> list[list[str]]:
-    """Cells of every line; ``below``: errors, and the second word of a heading, on a line of their own."""
-    blocks: list[tuple[str, str, list[tuple[str, str]]]] = []
+def _cells(result: Result, part: PaperPart, *, below: bool) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows; ``below``: errors, and the second word of a heading, on a second line.
+
+    Spaces at the end of a cell keep numbers without a mark or an error aligned with the others.
+    """
+    rows: list[tuple[str, str, list[tuple[str, str]]]] = []
     best = {column.name: result.best(part, column) for column in part.columns}
     for row in part.rows:
         cells = [result.cell(part, row, column) for column in part.columns]
         marks = ["*" if row.name in best[column.name] else " " for column in part.columns]
         ours = [(mean + mark, error) for (mean, error), mark in zip(map(_ours, cells), marks, strict=True)]
-        blocks.append((row.title, "ours", ours))
+        rows.append((row.title, "ours ", ours))
         if _has_paper(result, part, row):
-            blocks.append(("", "paper", [(f"{mean} ", error) for mean, error in map(_papers, cells)]))
-    widest = max(len(_short(error)) for _, _, pairs in blocks for _, error in pairs)
-    lines = _headings(part.columns, below)
-    for title, whose, pairs in blocks:
-        if not below:
-            lines.append([title, whose, *(mean + _short(error).ljust(widest) for mean, error in pairs)])
-            continue
-        lines.append([title, whose, *(mean for mean, _ in pairs)])
-        if any(error for _, error in pairs):
-            lines.append(["", "", *(f"{error.replace('± ', '±')} " for _, error in pairs)])
-    return lines
+            rows.append(("", "paper ", [(f"{mean} ", error) for mean, error in map(_papers, cells)]))
+    headings = ["", "", *(_heading(column, below) for column in part.columns)]
+    widest = max(len(_short(error)) for _, _, pairs in rows for _, error in pairs)
+    if below:
+        return headings, [
+            [
+                title,
+                whose,
+                *(f"{mean}\n{error.replace('± ', '±')} " if error else mean for mean, error in pairs),
+            ]
+            for title, whose, pairs in rows
+        ]
+    return headings, [
+        [title, whose, *(mean + _short(error).ljust(widest) for mean, error in pairs)]
+        for title, whose, pairs in rows
+    ]
 
 
 def _short(error: str) -> str:
     return error.replace("± 0.", "±.").replace("± ", "±")
 
 
-def _headings(columns: Sequence[PaperColumn], below: bool) -> list[list[str]]:
-    titles = [f"{column.title} {ARROWS[column.sign]}" for column in columns]
+def _heading(column: PaperColumn, below: bool) -> str:
+    title = f"{column.title} {ARROWS[column.sign]}"
     if not below:
-        return [["", "", *(f"  {title} " for title in titles)]]
-    pairs = [title.replace("-", " ", 1).split(" ", 1) for title in titles]
-    return [["", "", *(f"{first} " for first, _ in pairs)], ["", "", *(f"{second} " for _, second in pairs)]]
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Names to the left, numbers to the right."""
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    texts = []
-    for line in lines:
-        cells = [
-            cell.ljust(w) if i < 2 else cell.rjust(w)
-            for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-        ]
-        texts.append("  ".join(cells[:2]) + "".join(f" {cell}" for cell in cells[2:]))
-    return "\n".join(text.rstrip() for text in texts)
+        return f"  {title} "
+    first, second = title.replace("-", " ", 1).split(" ", 1)
+    return f"{first} \n{second} "

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Subset, TensorDataset
 
+import hetsngp
 from hetsngp.data.class_maps import ClassMap
-from hetsngp.evaluation import evaluate, restrict
-from hetsngp.evaluation import kept_parts as parts
+from hetsngp.evaluation import evaluate, fingerprints, restrict
 from hetsngp.evaluation import report as reports
+from hetsngp.evaluation.cache import imported_modules
 from hetsngp.types import Prediction
 
+SRC = Path(hetsngp.__file__).parent
 X = torch.linspace(-1, 1, 120).reshape(60, 2)
 Y = torch.arange(60) % 2
 DATA = TensorDataset(X, Y)
@@ -75,9 +77,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_another_model_is_seen(name: str) -> None:
-    known = parts.model_fingerprint(Scaled())
+    known = fingerprints.model_fingerprint(Scaled())
     assert known is not None
-    assert parts.model_fingerprint(MODELS[name]()) != known
+    assert fingerprints.model_fingerprint(MODELS[name]()) != known
 
 
 def test_other_code_under_the_same_name_is_another_model() -> None:
@@ -93,23 +95,23 @@ def test_other_code_under_the_same_name_is_another_model() -> None:
         Edited.__name__, Edited.__qualname__ = Network.__name__, Network.__qualname__
         return Network() if factor == 2 else Edited()
 
-    assert parts.model_fingerprint(network(2)) == parts.model_fingerprint(network(2))
-    assert parts.model_fingerprint(network(2)) != parts.model_fingerprint(network(3))
+    assert fingerprints.model_fingerprint(network(2)) == fingerprints.model_fingerprint(network(2))
+    assert fingerprints.model_fingerprint(network(2)) != fingerprints.model_fingerprint(network(3))
 
 
 def test_modes_hooks_and_warnings_make_no_other_model() -> None:
     model = Scaled()
-    known = parts.model_fingerprint(model)
+    known = fingerprints.model_fingerprint(model)
     model.train().inner.eval()
     model.inner.register_forward_hook(lambda *_: None)
     model._warned = {"something"}
     model.predict(X)
-    assert parts.model_fingerprint(model) == known
+    assert fingerprints.model_fingerprint(model) == known
 
 
 def test_a_model_that_cannot_be_seen_into_is_measured_each_time(tmp_path: Path) -> None:
     model = changed(lambda m: setattr(m, "more", threading.Lock()))
-    assert parts.model_fingerprint(model) is None
+    assert fingerprints.model_fingerprint(model) is None
     CALLS.clear()
     for _ in range(2):
         evaluate(model, [(X, Y)], out=tmp_path)
@@ -205,7 +207,7 @@ def test_a_length_that_changed_is_seen(make: Callable[[], Any], length: int, tmp
         assert reused(make(), make(), tmp_path)
         LENGTH[0] = length
         CALLS.clear()
-        assert evaluate(Scaled(), make(), out=tmp_path).id.rows == length
+        assert evaluate(Scaled(), make(), out=tmp_path).id.examples == length
         assert CALLS
     finally:
         LENGTH[0] = 60
@@ -249,25 +251,30 @@ def test_data_that_cannot_be_seen_into_are_not_kept(tmp_path: Path) -> None:
 
 def test_autocast_versions_and_code_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert reused([(X, Y)], [(X, Y)], tmp_path)
-    known = [parts.surroundings()]
+    known = [fingerprints.environment_fingerprint()]
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast("cpu", dtype):
-            known.append(parts.surroundings())
+            known.append(fingerprints.environment_fingerprint())
             assert not reused([(X[:9], Y[:9])], [(X, Y)], tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(torch, "__version__", "0.0")
-        known.append(parts.surroundings())
+        known.append(fingerprints.environment_fingerprint())
     with monkeypatch.context() as patch:
-        patch.setattr(parts, "code_hash", lambda: "other")
-        parts._code.cache_clear()
-        known.append(parts.surroundings())
-    for name in parts.MEASURING:
-        with monkeypatch.context() as patch:
-            read = Path.read_bytes
-            other = f"{name}.py"
-            patch.setattr(Path, "read_bytes", lambda path, o=other, r=read: r(path) + b"#" * (path.name == o))
-            parts._code.cache_clear()
-            known.append(parts.surroundings())
-    parts._code.cache_clear()
+        patch.setattr(fingerprints, "code_fingerprint", lambda *modules: "other")
+        known.append(fingerprints.environment_fingerprint())
+        assert not reused([(X[:9], Y[:9])], [(X, Y)], tmp_path)
     assert len({*known}) == len(known)
-    assert parts.surroundings() == known[0]
+    assert fingerprints.environment_fingerprint() == known[0]
+
+
+def test_the_code_of_all_that_predicts_and_measures_counts_and_not_what_shows_it() -> None:
+    modules = imported_modules(*fingerprints.DECIDES)
+    names = ("predictions", "predictors", "restriction", "scores", "set_evaluation", "fingerprints")
+    assert {f"hetsngp.evaluation.{name}" for name in names} <= set(modules)
+    assert {"hetsngp.metrics.quality", "hetsngp.models.ensemble", "hetsngp.nn.extractor"} <= set(modules)
+    for package in ("functional", "nn", "models", "posterior", "conversion", "frozen", "estimator", "data"):
+        files = (SRC / package).rglob("*.py")
+        missing = {file for file in files if file.name != "__init__.py"} - set(modules.values())
+        assert not missing
+    assert not {"hetsngp.evaluation.report_plots", "hetsngp.evaluation.report_text"} & set(modules)
+    assert not {name for name in modules if name.split(".")[1] in ("cli", "paper", "training")}

@@ -24,9 +24,9 @@ from hetsngp.data.class_maps import ClassMap
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
 from hetsngp.evaluation import evaluate, restrict
-from hetsngp.evaluation import evaluator as measuring
 from hetsngp.evaluation import report as reports
 from hetsngp.evaluation.predictions import OF_PROBS, SCORES
+from hetsngp.evaluation.set_evaluation import EvaluationProgress
 from hetsngp.types import Prediction
 
 N = 60
@@ -91,7 +91,7 @@ def test_the_numbers_are_those_of_the_predictions(told: Told) -> None:
     corrupted[("snow", 1)] = batches(ROWS + N + 5, y)
     report = evaluate(told, batches(ROWS, y), {"far": batches(ROWS + N)}, corrupted, num_bins=10)
     inside, outside, third = p[:N], p[N : 2 * N], p[2 * N :]
-    assert report.id.rows == N
+    assert report.id.examples == N
     assert report.id.accuracy == pytest.approx(metrics.accuracy(inside.probs, y), abs=1e-6)
     assert report.id.nll == pytest.approx(metrics.nll(inside.probs, y), abs=1e-12)
     assert report.id.ece == pytest.approx(metrics.ece(inside.probs, y, 10), abs=1e-12)
@@ -232,7 +232,9 @@ def test_small_confidences_of_many_classes_are_told_apart() -> None:
     probs = torch.softmax(1e-4 * torch.randn(N, 20_000, generator=g), -1)
     model = Told(Prediction(**{f.name: getattr(p, f.name) for f in fields(Prediction)} | {"probs": probs}))
     report = evaluate(model, batches(ROWS, LABELS))
-    assert len(report.rows["id"].scores["one_minus_confidence"].unique()) == len(probs.amax(1).unique())
+    assert len(report.predictions["id"].scores["one_minus_confidence"].unique()) == len(
+        probs.amax(1).unique()
+    )
 
 
 def test_several_labels_a_row(told: Told) -> None:
@@ -240,7 +242,7 @@ def test_several_labels_a_row(told: Told) -> None:
     y = (torch.rand(N, 4, generator=g) < 0.4).float()
     report = evaluate(told, batches(ROWS, y), {"far": batches(ROWS + N)}, {("fog", 1): batches(ROWS, y)})
     probs = told.prediction[:N].probs
-    assert report.several_labels
+    assert report.multi_label
     assert report.id.accuracy == pytest.approx(metrics.precision_at_1(probs, y), abs=1e-12)
     assert report.id.nll == pytest.approx(metrics.multi_label_nll(probs, y), abs=1e-6)
     hits = metrics.has_top_class(probs, y)
@@ -259,7 +261,7 @@ def test_arrays_are_tensors_for_a_network(dtype: type) -> None:
     assert found.id == expected.id
     assert found.ood == expected.ood
     some = restrict(model, ClassMap(torch.tensor([2, 0, 1]), ("c", "a", "b"), num_inputs=3))
-    assert evaluate(some, [(x.numpy().astype(dtype), y.numpy())]).id.rows == len(x)
+    assert evaluate(some, [(x.numpy().astype(dtype), y.numpy())]).id.examples == len(x)
     with pytest.raises(TypeError, match=r"id: x is an array of <U1.*numbers"):
         evaluate(model, [(np.array([["a", "b"]]), np.array([0]))])
 
@@ -284,7 +286,7 @@ def test_images_are_taken_as_they_are() -> None:
 
     train = DeviceLoader(images, 4, shuffle=True, augment=Augmentation(crop=1))
     report = evaluate(Mean(), train)
-    assert report.id.rows == 10
+    assert report.id.examples == 10
     assert report.id == evaluate(Mean(), DeviceLoader(images, 10, mean=train.mean, std=train.std)).id
 
 
@@ -334,7 +336,7 @@ def test_a_restricted_sigmoid_is_the_softmax_of_what_is_left() -> None:
     assert torch.allclose(probs, odds / odds.sum(1, keepdim=True), atol=1e-5)
     kept = y != 1
     report = evaluate(some, [(x[kept], (y[kept] == 0).long())])
-    assert not report.several_labels
+    assert not report.multi_label
 
 
 def test_restrict_refuses(told: Told) -> None:
@@ -455,7 +457,7 @@ def test_without_doubt_corrupted_sets_have_the_same_quality(kind: str, options: 
         model = toy.trained(kind, **options)
     given: dict[str, Any] = {"ood": {"far": [9 * x]}, "corrupted": fog_and_snow(x, y)}
     whole = evaluate(model, [(x, y)], **given)
-    quick = evaluate(model, [(x, y)], **given, corrupted_doubt=False)
+    quick = evaluate(model, [(x, y)], **given, corrupted_uncertainty=False)
     for name in ("id", "ood", "scores", "selection", "mean_scores"):
         assert getattr(quick, name) == getattr(whole, name)
     for fast, slow in zip(quick.corrupted.sets, whole.corrupted.sets, strict=True):
@@ -468,7 +470,7 @@ def test_without_doubt_corrupted_sets_have_the_same_quality(kind: str, options: 
 
 def test_without_doubt_predict_is_not_asked_for_corrupted_sets() -> None:
     quick, corrupted = Quick(some_prediction(0, rows=3 * N)), fog_and_snow(ROWS, LABELS)
-    evaluate(quick, batches(ROWS, LABELS), None, corrupted, corrupted_doubt=False, num_samples=8)
+    evaluate(quick, batches(ROWS, LABELS), None, corrupted, corrupted_uncertainty=False, num_samples=8)
     assert (len(quick.rows), quick.asked) == (PER_PART, 2 * PER_PART)
     assert all(options == {"num_samples": 8} for options in quick.options)
     evaluate(quick, batches(ROWS, LABELS), None, corrupted)
@@ -478,7 +480,7 @@ def test_without_doubt_predict_is_not_asked_for_corrupted_sets() -> None:
 def test_a_model_that_only_predicts_has_its_doubt(told: Told) -> None:
     corrupted = fog_and_snow(ROWS, LABELS)
     whole = evaluate(told, batches(ROWS, LABELS), None, corrupted)
-    quick = evaluate(told, batches(ROWS, LABELS), None, corrupted, corrupted_doubt=False)
+    quick = evaluate(told, batches(ROWS, LABELS), None, corrupted, corrupted_uncertainty=False)
     assert quick.corrupted == whole.corrupted
     assert whole.corrupted is not None
     assert whole.corrupted.mean.scores.keys() == set(SCORES)
@@ -488,7 +490,7 @@ def test_the_entropy_of_fewer_classes_is_not_the_models() -> None:
     model, corrupted = Quick(some_prediction(0, rows=3 * N)), fog_and_snow(ROWS, LABELS % 2)
     some = restrict(model, ClassMap(torch.tensor([3, 1]), ("three", "one")))
     whole = evaluate(some, batches(ROWS, LABELS % 2), None, corrupted).corrupted
-    quick = evaluate(some, batches(ROWS, LABELS % 2), None, corrupted, corrupted_doubt=False).corrupted
+    quick = evaluate(some, batches(ROWS, LABELS % 2), None, corrupted, corrupted_uncertainty=False).corrupted
     assert [each.quality for each in quick.sets] == [each.quality for each in whole.sets]
     assert quick.mean.scores == {"one_minus_confidence": whole.mean.scores["one_minus_confidence"]}
 
@@ -499,7 +501,7 @@ def test_with_and_without_doubt_are_parts_of_their_own(tmp_path: Path) -> None:
     def measured(doubt: bool) -> tuple[int, int]:
         quick.rows.clear()
         quick.asked = 0
-        report = everything(quick, tmp_path, corrupted_doubt=doubt)
+        report = everything(quick, tmp_path, corrupted_uncertainty=doubt)
         assert report.corrupted.mean.scores.keys() == set(SCORES if doubt else OF_PROBS)
         return len(quick.rows), quick.asked
 
@@ -538,7 +540,7 @@ def test_of_a_row_a_few_numbers_are_kept() -> None:
     rows = 30
     model = Told(some_prediction(0, classes=5000, rows=rows))
     report = evaluate(model, batches(ROWS[:rows], LABELS[:rows]))
-    kept = sum(array.nbytes for array in report.rows["id"].arrays().values())
+    kept = sum(array.nbytes for array in report.predictions["id"].arrays().values())
     assert kept < 8 * rows * (len(SCORES) + 5)
 
 
@@ -718,11 +720,11 @@ def test_progress_counts_parts_and_what_is_kept(
     assert lines[0] == f"id  {N} rows (25%)"
     assert lines[-1] == f"corrupted['fog', 2]  {4 * N} rows (100%)"
     everything(told, tmp_path, show=True)
-    assert capsys.readouterr().out.splitlines()[0] == f"id (kept)  {N} rows (25%)"
+    assert capsys.readouterr().out.splitlines()[0] == f"id (cached)  {N} rows (25%)"
 
 
 def test_a_bar_moves_within_a_part(told: Told) -> None:
-    progress = measuring._Progress(2, show=False)
+    progress = EvaluationProgress(2, show=False)
     seen: list[float] = []
 
     class Bar:
@@ -802,7 +804,7 @@ def test_votes_for_a_model_of_one_label_name_the_metric() -> None:
 def test_nan_is_refused_and_its_row_named(told: Told, name: str) -> None:
     getattr(told.prediction, name)[N + 17] = float("nan")
     with pytest.raises(
-        ValueError, match=r"ood\['far'\]: .* is NaN or infinite, first in row 17: .* posterior"
+        ValueError, match=r"ood\['far'\]: .* is NaN or infinite, first in example 17: .* posterior"
     ):
         evaluate(told, batches(ROWS, LABELS), {"far": batches(ROWS + N)})
 
@@ -829,9 +831,9 @@ def test_what_is_no_probability_is_refused_at_once(told: Told) -> None:
 def test_half_precision_and_left_out_classes_are_probabilities(told: Told, dtype: torch.dtype) -> None:
     values = {f.name: getattr(told.prediction, f.name).to(dtype) for f in fields(Prediction)}
     told.prediction = Prediction(**values)
-    assert evaluate(told, batches(ROWS, LABELS)).id.rows == N
+    assert evaluate(told, batches(ROWS, LABELS)).id.examples == N
     some = ClassMap(torch.tensor([3, 0]), ("three", "zero"), num_inputs=4)
-    assert evaluate(restrict(told, some, normalise="none"), batches(ROWS, LABELS % 2)).id.rows == N
+    assert evaluate(restrict(told, some, normalise="none"), batches(ROWS, LABELS % 2)).id.examples == N
 
 
 def test_errors_of_predict_name_the_set() -> None:
@@ -848,7 +850,7 @@ def test_one_batch_is_no_list_of_batches(told: Told) -> None:
     for pair in ((ROWS, LABELS), [ROWS, LABELS], (ROWS.numpy(), LABELS.numpy())):
         refused(told, TypeError, r"ood\['a'\] is x and y .*\[\(x, y\)\]", ood={"a": pair})
         refused(told, TypeError, r"id is x and y .*\[\(x, y\)\]", id=pair)
-    assert evaluate(told, batches(ROWS, LABELS), {"a": ROWS.split(N // 2)}).ood["a"].rows == N
+    assert evaluate(told, batches(ROWS, LABELS), {"a": ROWS.split(N // 2)}).ood["a"].examples == N
 
 
 def test_a_model_that_cannot_predict(told: Told) -> None:

@@ -22,11 +22,11 @@ import numpy as np
 import pytest
 import torch
 
-from hetsngp.evaluation.fingerprints import Digest, Unseen
+from hetsngp.evaluation.fingerprints import CannotFingerprint, Fingerprinter
 
 
 def digest(value: Any) -> str:
-    return Digest().of(value)
+    return Fingerprinter().of(value)
 
 
 # --- values ---------------------------------------------------------------------------------------------
@@ -140,22 +140,22 @@ def test_where_random_numbers_have_got_to_is_no_difference() -> None:
 def test_what_cannot_be_seen_into_is_not_equal_to_another(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w") as file:
         for value in (file, threading.Lock(), (i for i in range(3)), torch.zeros(2, device="meta")):
-            with pytest.raises(Unseen):
+            with pytest.raises(CannotFingerprint):
                 digest({"a": [value]})
     deep: list[Any] = []
     for _ in range(10_000):
         deep = [deep]
-    with pytest.raises(Unseen, match="deep"):
+    with pytest.raises(CannotFingerprint, match="deep"):
         digest(deep)
 
 
 def test_another_process_finds_the_same() -> None:
     """Sets and hashes have another order there."""
     code = (
-        "import torch, functools; from hetsngp.evaluation.fingerprints import Digest\n"
+        "import torch, functools; from hetsngp.evaluation.fingerprints import Fingerprinter\n"
         "def f(v): return v in {'a', 'b', 'c', 'd'}\n"
         "net = torch.nn.Sequential(torch.nn.LeakyReLU(0.3))\n"
-        "print(Digest().of([{'a', 'b', 'c'}, f, net, functools.partial(f, 1), torch.float16]))"
+        "print(Fingerprinter().of([{'a', 'b', 'c'}, f, net, functools.partial(f, 1), torch.float16]))"
     )
     found = set()
     for seed in ("1", "2"):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from matplotlib import image
 
+from hetsngp import metrics
 from hetsngp.evaluation import evaluate, panels, report_plots
 from hetsngp.evaluation.report_plots import draw_corrupted, severity_panel
 from hetsngp.evaluation.report_text import verdict
@@ -39,7 +40,7 @@ ROWS = torch.arange(float(N))[:, None]
 
 
 def sure(confidence: float, share: float, **more: Any) -> Any:
-    """The report of a model with one confidence that is right in a share of the rows."""
+    """The report of a model with one confidence that is correct in a share of the examples."""
     rest = (1 - confidence) / (CLASSES - 1)
     probs = torch.full((2 * N, CLASSES), rest)
     probs[:, 0] = confidence
@@ -63,18 +64,19 @@ def report() -> Any:
 
 
 class Alone(Told):
-    """The model of a report, which can leave doubt out."""
+    """The model of a report, which can leave uncertainties out."""
 
     def __init__(self, report: Any) -> None:
-        confidence, doubt = report.rows["id"].confidence, report.rows["id"].scores["ood_score"]
+        found = report.predictions["id"]
+        confidence, uncertainty = found.confidence, found.scores["ood_score"]
         probs = torch.stack([confidence, 0.7 * (1 - confidence), 0.3 * (1 - confidence)], 1)
-        super().__init__(probs, doubt)
+        super().__init__(probs, uncertainty)
 
     def predict_probs(self, x: torch.Tensor) -> torch.Tensor:
         return self.predict(x).probs
 
 
-DAMAGED = {"corrupted": {("fog", s): [(ROWS, torch.arange(N) % CLASSES)] for s in (1, 4)}}
+CORRUPTED = {"corrupted": {("fog", s): [(ROWS, torch.arange(N) % CLASSES)] for s in (1, 4)}}
 
 
 # --- JSON -----------------------------------------------------------------------------------------------
@@ -108,30 +110,30 @@ def test_what_is_undefined_is_null() -> None:
 def test_the_summary_says_how_accurate_and_on_how_many(report: Any) -> None:
     first = report.summary()[0]
     assert f"{100 * report.id.accuracy:.1f} % ± {100 * report.id.accuracy_standard_error:.1f}" in first
-    assert f"of {N} labels" in first
+    assert f"of {N} predictions" in first
 
 
 @pytest.mark.parametrize(
     ("confidence", "share", "words"),
     [
-        (0.95, 0.7, "over-confident by 25.0 points"),
-        (0.5, 0.8, "under-confident by 30.0 points"),
-        (0.82, 0.8, "neither over- nor under-confident beyond chance"),
+        (0.95, 0.7, "overconfident by 25.0 points"),
+        (0.5, 0.8, "underconfident by 30.0 points"),
+        (0.82, 0.8, "neither over- nor underconfident beyond chance"),
     ],
 )
 def test_the_summary_says_which_way_it_errs(confidence: float, share: float, words: str) -> None:
     line = sure(confidence, share).summary()[1]
-    assert line.startswith("Calibrated: ")
+    assert line.startswith("Calibration: ")
     assert words in line
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_all_right_or_all_wrong_may_be_chance(share: float) -> None:
-    """20 rows, all right at a confidence of 0.95, happen in a third of all cases."""
+    """20 examples, all correct at a confidence of 0.95, happen in a third of all cases."""
     q = sure(0.95, share).id
     assert q.accuracy_standard_error > 0
-    few = replace(q, rows=20, overconfidence_standard_error=(0.95 * 0.05 / 20) ** 0.5)
-    chance = "neither over- nor under-confident beyond chance"
+    few = replace(q, examples=20, overconfidence_standard_error=(0.95 * 0.05 / 20) ** 0.5)
+    chance = "neither over- nor underconfident beyond chance"
     assert (verdict(few) == chance) == (share == 1.0)
 
 
@@ -148,33 +150,52 @@ def test_the_summary_names_every_ood_set(report: Any) -> None:
     line = report.summary()[2]
     (name, first), (other, second) = ((n, each.scores["ood_score"]) for n, each in report.ood.items())
     assert f"{name} has an AUROC of {first.auroc:.3f} by ood_score" in line
-    assert f"95 % of it {100 * first.fpr95:.1f} % of the familiar rows" in line
+    assert f"95 % of it {100 * first.fpr95:.1f} % of the in-distribution examples" in line
     assert f"; {other} {second.auroc:.3f} and {100 * second.fpr95:.1f} %" in line
 
 
 def test_without_ood_data_it_says_so() -> None:
     line = sure(0.9, 0.9).summary()[2]
     assert "no OOD data were given" in line
-    assert "80 % of rows it is surest of" in line
+    assert "most certain 80 % of examples" in line
 
 
-def test_a_model_without_any_doubt_says_so() -> None:
+def test_a_model_without_any_uncertainty_says_so() -> None:
     probs = torch.full((2 * N, CLASSES), 1 / CLASSES)
     report = evaluate(Told(probs, torch.zeros(2 * N)), [(ROWS, torch.zeros(N).long())], {"far": [ROWS + N]})
     assert report.scores == ()
-    assert "same for every row" in report.summary()[2]
+    assert "same for every example" in report.summary()[2]
     assert report.selection.keys() == {"one_minus_confidence"}
     json.dumps(report.to_dict(), allow_nan=False)
     for text in (report.markdown(), str(report)):
         assert "AUROC ↑" not in text  # no headings without rows
-        assert "doubt is the same for all rows" in text
+        assert "score is the same for all examples" in text
 
 
-def test_damage_is_told_from_least_to_most(report: Any) -> None:
+def test_corruption_is_told_from_least_to_most(report: Any) -> None:
     line = report.summary()[3]
     by = report.corrupted.by_severity
-    assert f"{100 * by[1].accuracy:.1f} % right at severity 1, {100 * by[2].accuracy:.1f} % at 2" in line
+    assert f"{100 * by[1].accuracy:.1f} % correct at severity 1, {100 * by[2].accuracy:.1f} % at 2" in line
     assert "over 4 corrupted sets" in line
+
+
+def test_names_of_0_1_still_work(report: Any) -> None:
+    for old, new, found, expected in (
+        ("rows", "predictions", lambda: report.rows, report.predictions),
+        ("several_labels", "multi_label", lambda: report.several_labels, False),
+        ("rows", "examples", lambda: report.id.rows, N),
+        ("rows", "examples", lambda: report.ood["svhn"].rows, N),
+    ):
+        with pytest.warns(DeprecationWarning, match=rf"\.{old} is now called {new}"):
+            assert found() == expected
+    model, data = Alone(report), [(ROWS, torch.arange(N) % CLASSES)]
+    with pytest.warns(DeprecationWarning, match="corrupted_doubt is now called corrupted_uncertainty"):
+        less = evaluate(model, data, **CORRUPTED, corrupted_doubt=False)
+    assert "model_uncertainty" not in less.corrupted.mean.scores
+    with pytest.warns(DeprecationWarning, match="outside is now called ood_scores"):
+        assert metrics.auroc(torch.zeros(3), outside=torch.ones(3)) == 1.0
+    with pytest.warns(DeprecationWarning, match="doubt is now called uncertainty"):
+        assert metrics.aurc(doubt=torch.rand(3), correct=torch.ones(3).bool()) == 0.0
 
 
 # --- tables ---------------------------------------------------------------------------------------------
@@ -188,7 +209,7 @@ def cells(text: str, first: str) -> list[str]:
 
 def test_the_tables_hold_the_numbers(report: Any) -> None:
     text = report.markdown()
-    assert text.startswith("# Evaluation: A model\n\n- **Accurate:** ")
+    assert text.startswith("# Evaluation: A model\n\n- **Accuracy:** ")
     assert cells(text, "id")[2:5] == [f"{v:.4f}" for v in (report.id.nll, report.id.ece, report.id.brier)]
     section = text.split("## Out of distribution: svhn")[1].split("## ")[0]
     found = report.ood["svhn"].scores["ood_score"]
@@ -204,18 +225,20 @@ def test_probabilities_alone_are_said(report: Any) -> None:
     """And what is not known has neither a column nor a line in a picture."""
     means = report.corrupted.mean, *report.corrupted.by_severity.values()
     assert all("model_uncertainty" in each.scores for each in means)
-    assert "model doubt" in report.markdown()
-    less = evaluate(Alone(report), [(ROWS, torch.arange(N) % CLASSES)], **DAMAGED, corrupted_doubt=False)
+    assert "model unc." in report.markdown()
+    less = evaluate(
+        Alone(report), [(ROWS, torch.arange(N) % CLASSES)], **CORRUPTED, corrupted_uncertainty=False
+    )
     for text in (less.markdown(), str(less)):
         assert text.count("by probabilities alone") == 1
-        assert "total doubt" in text
-        assert "model doubt" not in text
+        assert "total unc." in text
+        assert "model unc." not in text
     for text in (report.markdown(), str(report)):
         assert "by probabilities alone" not in text
     assert max(len(line) for line in str(less).splitlines()) <= 80
-    lines = [len(ax.lines) for ax in draw_corrupted(less).axes if "doubt" in ax.get_title()]
+    lines = [len(ax.lines) for ax in draw_corrupted(less).axes if "uncertainty" in ax.get_title()]
     assert lines == [1]
-    assert [len(ax.lines) for ax in draw_corrupted(report).axes if "doubt" in ax.get_title()] == [3]
+    assert [len(ax.lines) for ax in draw_corrupted(report).axes if "uncertainty" in ax.get_title()] == [3]
 
 
 def test_the_best_score_is_bold(report: Any) -> None:
@@ -388,7 +411,7 @@ def test_severities_begin_with_the_clean_set(report: Any) -> None:
 
 
 def test_per_cents_end_at_a_hundred() -> None:
-    """And a model without doubt has no panel of it, which would be empty."""
+    """And a model without uncertainty has no panel of it, which would be empty."""
     probs = torch.full((2 * N, CLASSES), 0.0)
     probs[:, 0] = 1.0
     for label in (0, 1):  # all right, all wrong
@@ -399,7 +422,7 @@ def test_per_cents_end_at_a_hundred() -> None:
             figures = [draw_corrupted(found), report_plots.draw_overview(found)]
             for figure in figures:
                 figure.draw_without_rendering()
-        assert "Mean doubt under corruption" not in [ax.get_title() for ax in figures[0].axes]
+        assert "Mean uncertainty under corruption" not in [ax.get_title() for ax in figures[0].axes]
         shown = [ax for figure in figures for ax in figure.axes if ax.get_ylabel().startswith("% ")]
         assert len(shown) == 3
         for ax in shown:
@@ -413,7 +436,7 @@ def test_a_narrow_overview_has_the_whole_verdict() -> None:
     figure = report_plots.draw_overview(sure(0.82, 0.8))
     assert len(figure.axes) == 3
     title = figure._suptitle
-    assert "neither over- nor under-confident beyond chance" in title.get_text().replace("\n", " ")
+    assert "neither over- nor underconfident beyond chance" in title.get_text().replace("\n", " ")
     figure.draw_without_rendering()
     whole, extent = figure.get_window_extent(), title.get_window_extent()
     assert whole.x0 <= extent.x0 < extent.x1 <= whole.x1
@@ -439,8 +462,10 @@ def test_many_sets_with_long_names_stay_within_the_picture(report: Any) -> None:
     """And leave the panels room."""
     name, outside = next(iter(report.ood.items()))
     names = [f"{i} is a set whose name is far too long to stand beside six others" for i in range(7)]
-    rows = {f"ood {each}": report.rows[f"ood {name}"] for each in names}
-    many = replace(report, ood=dict.fromkeys(names, outside), rows={"id": report.rows["id"], **rows})
+    rows = {f"ood {each}": report.predictions[f"ood {name}"] for each in names}
+    many = replace(
+        report, ood=dict.fromkeys(names, outside), predictions={"id": report.predictions["id"], **rows}
+    )
     for draw in (report_plots.draw_overview, report_plots.draw_roc, report_plots.draw_scores):
         figure = draw(many)
         figure.draw_without_rendering()

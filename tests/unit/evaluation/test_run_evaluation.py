@@ -16,7 +16,7 @@ from torch import Tensor
 import hetsngp
 from hetsngp.data.datasets.synsets import class_names, wnids
 from hetsngp.data.images.arrays import ImageArrays
-from hetsngp.data.preprocessing import Inputs
+from hetsngp.data.preprocessing import Preprocessing
 from hetsngp.evaluation import run_evaluation as run_report
 from hetsngp.evaluation.run_evaluation import RunSets, evaluate_run
 from hetsngp.nn.backbones import WideResNet
@@ -24,14 +24,14 @@ from hetsngp.serving.bundle import open_run, write_serving
 from hetsngp.serving.decisions import Thresholds
 
 pytest.importorskip("PIL.Image")
-THRESHOLDS = Thresholds(0.9, 1.0, right=0.95, share=0.05, held_out=50, accuracy=0.97, coverage=0.6)
+THRESHOLDS = Thresholds(0.9, 1.0, correct=0.95, share=0.05, held_out=50, accuracy=0.97, coverage=0.6)
 NAMES = ("cat", "dog", "owl")
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
-INPUTS = Inputs((8, 8), MEAN, STD, NAMES, resize=9)
+INPUTS = Preprocessing((8, 8), MEAN, STD, NAMES, resize=9)
 PLAIN = RunSets()
 
 
-def save_run(folder: Path, inputs: Inputs = INPUTS, **about: Any) -> Path:
+def save_run(folder: Path, inputs: Preprocessing = INPUTS, **about: Any) -> Path:
     """A network that nobody has trained."""
     generator = torch.Generator().manual_seed(0)
     network = WideResNet(10, 1, generator=generator)
@@ -81,10 +81,10 @@ def test_of_the_test_images_it_was_trained_beside(run: Path, pixels: np.ndarray,
     sets, out = RunSets(ood={"far": str(tmp_path / "far.npz")}), tmp_path / "out"
     report = evaluate_run(run, sets, out, batch_size=7)
     probs, y = probabilities(run, pixels), torch.arange(30) % 3
-    assert report.id.rows == 30
+    assert report.id.examples == 30
     assert report.id.accuracy == pytest.approx(float((probs.argmax(1) == y).double().mean()))
     assert report.id.nll == pytest.approx(float(-probs[torch.arange(30), y].log().mean()), rel=1e-4)
-    assert report.ood["far"].rows == 9
+    assert report.ood["far"].examples == 9
     far = probabilities(run, 255 - pixels[:9]).amax(1).mean()
     assert report.ood["far"].confidence == pytest.approx(float(far), rel=1e-4)
     assert report.title == "Deterministic (mine) on a.npz"
@@ -104,7 +104,7 @@ def test_of_the_test_images_it_was_trained_beside(run: Path, pixels: np.ndarray,
     assert written(out) == parts  # nothing was measured again
     assert again.id == report.id
     fewer = evaluate_run(run, RunSets(limit=6), out)
-    assert fewer.id.rows == 6
+    assert fewer.id.examples == 6
     assert sum(written(out)[name] != time for name, time in parts.items()) == 1
 
 
@@ -144,7 +144,7 @@ def test_corruptions_of_the_test_images(tmp_path: Path, monkeypatch: pytest.Monk
         assert len(given["corrupted"]) == 14 * 5
         x, _ = next(iter(given["corrupted"]["fog", 1]))
         assert x.shape == (min(batch_size, 2), 3, 32, 32)
-        assert given["corrupted_doubt"]
+        assert given["corrupted_uncertainty"]
         assert given["about"]["corrupted"] == "made (made by hetsngp)"
         assert given["about"]["limit"] == "2 images of each set"
     assert len(fingerprints) == 2
@@ -164,7 +164,7 @@ def test_a_path_is_found_from_another_folder(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     report = evaluate_run(run, PLAIN, tmp_path / "out")
-    assert report.id.rows == {"a.npz": 30, "pets": 3}[given]
+    assert report.id.examples == {"a.npz": 30, "pets": 3}[given]
     assert report.about["data"] == given  # as it was called
     (tmp_path / given).rename(tmp_path / "moved")
     with pytest.raises(
@@ -197,7 +197,7 @@ def test_what_is_refused_before_anything_is_measured(run: Path, pixels: np.ndarr
         write_image(tmp_path / "pets" / name / "a.png", random_bytes(9, 9, 3))
     trained_on_all = save_run(tmp_path / "c", data=str(tmp_path / "pets"))
     refused("has no test images: name others, --data", run=trained_on_all)
-    assert evaluate_run(trained_on_all, RunSets(str(tmp_path / "pets")), tmp_path / "d").id.rows == 3
+    assert evaluate_run(trained_on_all, RunSets(str(tmp_path / "pets")), tmp_path / "d").id.examples == 3
     refused("cannot open images 'nowhere'", RunSets(ood={"a": "nowhere"}))
     refused("no class of", RunSets(str(tmp_path / "pets" / "cat")))
     refused("unknown corrupted set 'cifar-c'", RunSets(corrupted="cifar-c"))

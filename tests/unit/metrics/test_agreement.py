@@ -90,7 +90,7 @@ def test_fpr95_follows_the_definition(count: int, generator: torch.Generator) ->
 def test_bad_input_is_named() -> None:
     with pytest.raises(ValueError, match=r"labels \(n,\)"):
         metrics.nll(torch.ones(3, 2), torch.zeros(2).long())
-    with pytest.raises(ValueError, match="both have rows"):
+    with pytest.raises(ValueError, match="both have values"):
         metrics.auroc(torch.ones(0), torch.ones(2))
     with pytest.raises(ValueError, match="finite"):
         metrics.fpr95(torch.tensor([float("nan")]), torch.ones(2))

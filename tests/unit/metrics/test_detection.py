@@ -1,6 +1,5 @@
 """Inside against outside: average precision, DeLong's standard error, and a million rows."""
 
-
 import numpy as np
 import pytest
 import torch
@@ -73,7 +72,7 @@ def test_one_row_has_no_standard_error() -> None:
 def test_scores_are_one_a_row() -> None:
     for metric in (metrics.auroc, metrics.auroc_standard_error, metrics.aupr, metrics.fpr95, metrics.roc):
         for pair in ((torch.rand(3, 2), torch.rand(3)), (torch.rand(3), torch.rand(3, 1))):
-            with pytest.raises(ValueError, match=r"\(n,\) and \(m,\), one a row.*amax"):
+            with pytest.raises(ValueError, match=r"\(n,\) and \(m,\), one for each example.*amax"):
                 metric(*pair)
 
 

@@ -24,7 +24,6 @@ from hetsngp.paper.synthetic import plots
 from hetsngp.paper.synthetic import processes as runs
 from hetsngp.paper.synthetic.demo import DemoConfig, run_demo
 from hetsngp.paper.synthetic.experiment import (
-    PAPER,
     SETTINGS,
     SyntheticRun,
     SyntheticSettings,
@@ -32,14 +31,14 @@ from hetsngp.paper.synthetic.experiment import (
     train_and_measure,
 )
 from hetsngp.paper.synthetic.store import Store
-from hetsngp.paper.synthetic.summary import summarise, table
+from hetsngp.paper.synthetic.summary import PAPER, summarise, table
 from hetsngp.types import Prediction
 
 TINY = SyntheticSettings(width=16, depth=1, epochs=2, random_features=32, rank=2)
 
 
 def small_task(name: str, seed: int, label_noise: float = 0.0) -> SyntheticTask:
-    """Fewer points to measure on: the split of doubt over three classes takes milliseconds a point."""
+    """Fewer points to measure on: the split of uncertainty over three classes takes milliseconds a point."""
     task = make_task(name, seed, label_noise)
     test = LabelledPoints(task.test.x[::40], task.test.y[::40], task.test.clean[::40])
     return dataclasses.replace(task, test=test, ood_directions=task.ood_directions[:, :3])
@@ -67,17 +66,17 @@ class Known:
         row = torch.cdist(x.double(), self.task.test.x.double()).argmin(1)
         confident = 0.1 + 0.8 * torch.eye(self.task.num_classes)
         confident /= confident.sum(1, keepdim=True)
-        doubt = (x - self.centre).norm(dim=1) / 20
+        distance = (x - self.centre).norm(dim=1) / 20
         return Prediction(
             probs=confident[self.task.test.y[row]],
             clean_probs=confident[self.task.test.clean[row]],
-            total_uncertainty=doubt + 0.25,
-            data_uncertainty=torch.full_like(doubt, 0.25),
-            model_uncertainty=doubt,
-            latent_variance=doubt,
-            ood_score=doubt * (x[:, 0] - self.centre[0]).sign(),  # blind on the left
-            member_uncertainty=torch.zeros_like(doubt),
-            num_points=torch.zeros_like(doubt),
+            total_uncertainty=distance + 0.25,
+            data_uncertainty=torch.full_like(distance, 0.25),
+            model_uncertainty=distance,
+            latent_variance=distance,
+            ood_score=distance * (x[:, 0] - self.centre[0]).sign(),  # blind on the left
+            member_uncertainty=torch.zeros_like(distance),
+            num_points=torch.zeros_like(distance),
         )
 
 
@@ -173,7 +172,7 @@ def test_maps_are_upright(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = (grid - task.train.x.mean(0)).norm(dim=-1) / 20
     assert np.allclose(maps["model_uncertainty"], expected, atol=1e-6)
     assert maps["probs"].shape == (2, 9, 9)
-    assert np.allclose(maps["probs"].max(0), 1 - maps["doubt"])
+    assert np.allclose(maps["probs"].max(0), 1 - maps["one_minus_confidence"])
 
 
 # --- many runs ------------------------------------------------------------------------------------------
@@ -234,7 +233,9 @@ def test_processes_give_the_numbers_of_one_process(tmp_path: Path) -> None:
     runs.run_all(both, alone, workers=1)
     runs.run_all(both, pooled, workers=2, on_step=steps.append)
     for run in both:
-        assert pooled.read(run)["numbers"]["losses"] == alone.read(run)["numbers"]["losses"]
+        assert (
+            pooled.results([run])[run]["numbers"]["losses"] == alone.results([run])[run]["numbers"]["losses"]
+        )
         assert [step.epoch for step in steps if step.run == run and step.kind == "epoch"] == [1, 2]
         assert len([step for step in steps if step.run == run and step.kind == "done"]) == 1
 
@@ -300,20 +301,20 @@ def test_one_seed_has_no_standard_error_and_the_circles_no_ood() -> None:
 
 
 def test_figures_show_the_maps_upright(tmp_path: Path) -> None:
-    """Doubt in the lower left corner changes that corner of its own panel and nothing else."""
+    """Uncertainty in the lower left corner changes that corner of its own panel and nothing else."""
     task = make_task("two_moons", 0)
     nothing, corner, everything = np.zeros((3, 20, 20), np.float32)
     corner[:5, :5], everything[:] = 0.69, 0.69
     pictures = []
     for values in (nothing, corner, everything):
-        none = {"doubt": nothing, "data_uncertainty": nothing, "model_uncertainty": nothing}
-        maps = {"sngp": none, "hetsngp": {**none, "doubt": values}}
-        plots.draw_doubt(task, maps, tmp_path / "doubt.png")
-        pictures.append(image.imread(tmp_path / "doubt.png")[..., :3].mean(-1))
+        none = {"one_minus_confidence": nothing, "data_uncertainty": nothing, "model_uncertainty": nothing}
+        maps = {"sngp": none, "hetsngp": {**none, "one_minus_confidence": values}}
+        plots.draw_uncertainty(task, maps, tmp_path / "a.png")
+        pictures.append(image.imread(tmp_path / "a.png")[..., :3].mean(-1))
     change, panel = pictures[0] - pictures[1], np.nonzero(pictures[0] - pictures[2])
     rows, columns = np.nonzero(change)
     height, width = change.shape
-    assert change.min() >= 0  # doubt is dark
+    assert change.min() >= 0  # uncertainty is dark
     assert change.max() > 0.5
     # The first row of panels, the second of two methods.
     assert panel[0].max() < 0.45 * height

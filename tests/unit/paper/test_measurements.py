@@ -15,13 +15,20 @@ from torch import Tensor
 import hetsngp
 from hetsngp.data.class_maps import ClassMap
 from hetsngp.data.datasets.synsets import wnids
-from hetsngp.data.preprocessing import Inputs
+from hetsngp.data.preprocessing import Preprocessing
 from hetsngp.evaluation import restrict
 from hetsngp.evaluation.predictors import device_of
 from hetsngp.nn.backbones import ResidualMLP, WideResNet
 from hetsngp.paper import measurements as measuring
-from hetsngp.paper.measurements import Candidate, Measuring, quality, scores, seen_as, value_of
-from hetsngp.paper.sets import Probe, Sets, find_sets
+from hetsngp.paper.measurements import (
+    ModelMeasurements,
+    TrainedModel,
+    adapt_to_labels,
+    quality,
+    scores,
+    value_of,
+)
+from hetsngp.paper.sets import AvailableSets, EvaluationSet, find_sets
 from hetsngp.paper.tables import TABLES, PaperColumn
 from hetsngp.serving.bundle import write_serving
 from hetsngp.serving.decisions import Thresholds
@@ -47,7 +54,7 @@ def make_run(
     x = torch.rand(6, 3, 8, 8, generator=generator)
     hetsngp.fit_posterior(model, [(x, torch.arange(6) % 3)])
     hetsngp.save(model, folder / "model")
-    inputs = Inputs((8, 8), (0.5,) * 3, (0.25,) * 3, names)
+    inputs = Preprocessing((8, 8), (0.5,) * 3, (0.25,) * 3, names)
     write_serving(folder / "model", inputs, Thresholds(None, None, 0.95, 0.05, 1, None, 0.0))
     return model
 
@@ -60,16 +67,16 @@ def make_set(file: Path, seed: int = 0, count: int = 7) -> tuple[Tensor, Tensor]
     return (torch.from_numpy(x).permute(0, 3, 1, 2) / 255 - 0.5) / 0.25, torch.from_numpy(y)
 
 
-def candidate(*folders: Path) -> Candidate:
-    return Candidate(folders, folders[0] / "measured", "photos")
+def trained(*folders: Path) -> TrainedModel:
+    return TrainedModel(folders, folders[0] / "measured", "photos")
 
 
 def test_numbers_are_those_of_the_definitions(tmp_path: Path) -> None:
     model = make_run(tmp_path / "run")
     x, y = make_set(tmp_path / "a.npz")
-    probe = Probe(str(tmp_path / "a.npz"))
-    work = Measuring(candidate(tmp_path / "run"), [probe])
-    assert list(work.measure(work.to_do(), CPU)) == [7]
+    one = EvaluationSet(str(tmp_path / "a.npz"))
+    work = ModelMeasurements(trained(tmp_path / "run"), [one])
+    assert list(work.measure(work.missing(), CPU)) == [7]
     probs = model.predict_probs(x).double().numpy()
     right = probs.argmax(1) == y.numpy()
     bins = np.minimum((probs.max(1) * 15).astype(int), 14)
@@ -80,29 +87,29 @@ def test_numbers_are_those_of_the_definitions(tmp_path: Path) -> None:
         "ece": sum(gaps) / 7,
         "examples": 7,
     }
-    assert work.read(probe) == pytest.approx(expected, rel=1e-5)
+    assert work.read(one) == pytest.approx(expected, rel=1e-5)
 
 
 def test_an_ensemble_is_measured_as_one(tmp_path: Path) -> None:
     models = [make_run(tmp_path / str(seed), seed) for seed in range(3)]
     x, y = make_set(tmp_path / "a.npz")
-    probe = Probe(str(tmp_path / "a.npz"))
-    work = Measuring(candidate(*(tmp_path / str(seed) for seed in range(3))), [probe])
-    list(work.measure([probe], CPU))
+    one = EvaluationSet(str(tmp_path / "a.npz"))
+    work = ModelMeasurements(trained(*(tmp_path / str(seed) for seed in range(3))), [one])
+    list(work.measure([one], CPU))
     mean = torch.stack([model.predict_probs(x) for model in models]).double().mean(0)
     nll = -mean.gather(1, y[:, None]).log().mean()
-    assert work.read(probe)["nll"] == pytest.approx(float(nll), rel=1e-5)  # type: ignore[index]
+    assert work.read(one)["nll"] == pytest.approx(float(nll), rel=1e-5)  # type: ignore[index]
 
 
 def test_scores_are_of_every_row_and_give_auroc_and_fpr95(tmp_path: Path) -> None:
     model = make_run(tmp_path / "run")
-    sets = Sets("far.npz", {}, {})
+    sets = AvailableSets("far.npz", {}, {})
     scored = {}
     for name, seed in (("photos", 1), ("far.npz", 2)):
         x, y = make_set(tmp_path / "a.npz", seed, 40)
         scored[name] = scores(model, [(x[:30], y[:30]), (x[30:], y[30:])], CPU)
         assert np.allclose(scored[name]["ood_score"], model.predict(x).ood_score, rtol=1e-6)
-    found = {Probe(name, scores=True): each for name, each in scored.items()}
+    found = {EvaluationSet(name, scores=True): each for name, each in scored.items()}
     inside, outside = (np.array(scored[name]["ood_score"]) for name in ("photos", "far.npz"))
     auroc = value_of(PaperColumn("far_auroc", "Far-ROC", "auroc", "far"), sets, "photos", found)
     assert auroc == pytest.approx((outside[:, None] > inside).mean(), abs=1e-6)
@@ -139,22 +146,22 @@ def labelled(name: str, some: list[str]) -> list[tuple[Tensor, Tensor]]:
 @pytest.mark.parametrize("name", ["imagenet", "imagenet-a", "imagenet-r"])
 def test_labels_of_subsets_are_found_among_all_classes(name: str) -> None:
     some = list(wnids(name))[3::40]
-    model, places = seen_as(Oracle("imagenet"), "imagenet", name)
-    found = quality(model, labelled(name, some), places, CPU)
+    model, class_index = adapt_to_labels(Oracle("imagenet"), "imagenet", name)
+    found = quality(model, labelled(name, some), class_index, CPU)
     assert found["accuracy"] == 1.0
-    assert (places is None) == (name == "imagenet")
+    assert (class_index is None) == (name == "imagenet")
 
 
 @pytest.mark.parametrize("name", ["imagenet", "imagenet-a", "imagenet-r"])
 def test_a_network_of_21843_classes_chooses_among_the_1000(name: str) -> None:
     """And has the teddy bear at probability zero: 87 nats where it is the label."""
     some = [wnid for wnid in wnids(name) if wnid != TEDDY][3::60]
-    restricted, places = seen_as(Oracle("imagenet21k"), "imagenet21k", name)
+    restricted, class_index = adapt_to_labels(Oracle("imagenet21k"), "imagenet21k", name)
     restricted = restrict(Oracle("imagenet21k"), restricted.class_map, normalise="sigmoid")
     assert restricted.num_classes == 1000
-    assert quality(restricted, labelled(name, some), places, CPU)["accuracy"] == 1.0
+    assert quality(restricted, labelled(name, some), class_index, CPU)["accuracy"] == 1.0
     if TEDDY in wnids(name):
-        missing = quality(restricted, labelled(name, [TEDDY]), places, CPU)
+        missing = quality(restricted, labelled(name, [TEDDY]), class_index, CPU)
         assert missing["accuracy"] == 0.0
         assert missing["nll"] == pytest.approx(87.3, abs=0.1)
 
@@ -165,8 +172,8 @@ def test_several_labels_are_measured_by_precision_at_1() -> None:
     for row, label in enumerate([5, 6, 7, 0]):  # the last image is none of its labels
         y[row, [label, 100]] = 1.0
     (x, _), *_ = labelled("imagenet21k", some)
-    model, places = seen_as(Oracle("imagenet21k"), "imagenet21k", "imagenet21k")
-    found = quality(model, [(x, y)], places, CPU)
+    model, class_index = adapt_to_labels(Oracle("imagenet21k"), "imagenet21k", "imagenet21k")
+    found = quality(model, [(x, y)], class_index, CPU)
     assert found["precision_at_1"] == 0.75
     assert "accuracy" not in found
 
@@ -193,59 +200,59 @@ def test_a_restricted_model_has_a_cheap_way_to_the_same_probabilities(link: str)
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Measuring:
+def work(tmp_path: Path) -> ModelMeasurements:
     make_run(tmp_path / "run")
     for name in "abc":
         make_set(tmp_path / f"{name}.npz", ord(name))
     return again(tmp_path)
 
 
-def again(tmp_path: Path, size: int | None = None) -> Measuring:
+def again(tmp_path: Path, size: int | None = None) -> ModelMeasurements:
     """As another process would see it."""
-    probes = [Probe(str(tmp_path / f"{name}.npz"), size=size) for name in "abc"]
-    return Measuring(candidate(tmp_path / "run"), probes)
+    several = [EvaluationSet(str(tmp_path / f"{name}.npz"), size=size) for name in "abc"]
+    return ModelMeasurements(trained(tmp_path / "run"), several)
 
 
-def test_an_interrupted_measurement_goes_on(work: Measuring, tmp_path: Path) -> None:
-    going = work.measure(work.to_do(), CPU)
+def test_an_interrupted_measurement_goes_on(work: ModelMeasurements, tmp_path: Path) -> None:
+    going = work.measure(work.missing(), CPU)
     next(going), next(going)
     going.close()
     files = {file: file.stat().st_mtime_ns for file in (tmp_path / "run/measured").iterdir()}
     assert len(files) == 2
     rest = again(tmp_path)
-    assert rest.to_do() == rest.probes[2:]
-    list(rest.measure(rest.to_do(), CPU))
-    assert again(tmp_path).to_do() == []
+    assert rest.missing() == rest.sets[2:]
+    list(rest.measure(rest.missing(), CPU))
+    assert again(tmp_path).missing() == []
     assert all(file.stat().st_mtime_ns == then for file, then in files.items())
 
 
 def test_what_decides_a_number_makes_it_measured_again(
-    work: Measuring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    work: ModelMeasurements, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    list(work.measure(work.to_do(), CPU))
-    before = [work.read(probe) for probe in work.probes]
-    assert again(tmp_path, size=8).to_do()  # the set has grown
+    list(work.measure(work.missing(), CPU))
+    before = [work.read(one) for one in work.sets]
+    assert again(tmp_path, size=8).missing()  # the set has grown
     with monkeypatch.context() as patch:
-        patch.setattr(measuring, "code", lambda: "another")
-        assert again(tmp_path).to_do()
+        patch.setattr(measuring, "code_fingerprint", lambda *modules: "another")
+        assert again(tmp_path).missing()
     model = tmp_path / "run/model"
     shutil.copytree(model, tmp_path / "kept")
     for change in ({"seed": 1}, {"num_samples": 7}, {"sampler": "mc"}):
         make_run(tmp_path / "run", **change)
-        assert again(tmp_path).to_do() == list(work.probes), change
+        assert again(tmp_path).missing() == list(work.sets), change
         shutil.rmtree(model)
         shutil.copytree(tmp_path / "kept", model)
-        assert again(tmp_path).to_do() == []
-    assert [again(tmp_path).read(probe) for probe in work.probes] == before
+        assert again(tmp_path).missing() == []
+    assert [again(tmp_path).read(one) for one in work.sets] == before
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"numbers": 3}', '{"fingerprint": "x", "numbers": {}}'])
-def test_a_damaged_file_counts_as_none(work: Measuring, tmp_path: Path, damage: str) -> None:
-    list(work.measure(work.to_do()[:1], CPU))
+def test_a_damaged_file_counts_as_none(work: ModelMeasurements, tmp_path: Path, damage: str) -> None:
+    list(work.measure(work.missing()[:1], CPU))
     (file,) = (tmp_path / "run/measured").iterdir()
-    assert len(again(tmp_path).to_do()) == 2
+    assert len(again(tmp_path).missing()) == 2
     file.write_text(damage)
-    assert len(again(tmp_path).to_do()) == 3
+    assert len(again(tmp_path).missing()) == 3
 
 
 def test_a_model_that_diverged_is_named(tmp_path: Path) -> None:
@@ -257,9 +264,9 @@ def test_a_model_that_diverged_is_named(tmp_path: Path) -> None:
     serving = json.loads((tmp_path / "run/model/serving.json").read_text())
     serving["sha256"] = json.loads((tmp_path / "run/model/config.json").read_text())["sha256"]
     (tmp_path / "run/model/serving.json").write_text(json.dumps(serving))
-    probe = Probe(str(tmp_path / "a.npz"))
+    one = EvaluationSet(str(tmp_path / "a.npz"))
     with pytest.raises(FloatingPointError, match=r"run: .* on .*a.npz, so training diverged"):
-        list(Measuring(candidate(tmp_path / "run"), [probe]).measure([probe], CPU))
+        list(ModelMeasurements(trained(tmp_path / "run"), [one]).measure([one], CPU))
     assert not (tmp_path / "run/measured").exists()
 
 
@@ -268,25 +275,25 @@ def test_a_model_that_diverged_is_named(tmp_path: Path) -> None:
 
 def test_a_mean_over_corrupted_sets_counts_each_once_and_waits_for_all() -> None:
     keys = dict.fromkeys([("fog", 1), ("fog", 2), ("snow", 5)])
-    sets = Sets("far", {"cifar100-c": (keys, False)}, {})
+    sets = AvailableSets("far", {"cifar100-c": (keys, False)}, {})
     column = next(c for c in TABLES["cifar100"].parts[0].columns if c.name == "corr_nll")
-    probes = sets.probes(column, "cifar100")
-    assert [probe.name for probe in probes] == ["cifar100-c.fog.1", "cifar100-c.fog.2", "cifar100-c.snow.5"]
+    several = sets.evaluation_sets(column, "cifar100")
+    assert [one.name for one in several] == ["cifar100-c.fog.1", "cifar100-c.fog.2", "cifar100-c.snow.5"]
     found = {
-        probe: {"nll": value, "examples": n}
-        for probe, value, n in zip(probes, (1.0, 2.0, 6.0), (1, 2, 9), strict=True)
+        one: {"nll": value, "examples": n}
+        for one, value, n in zip(several, (1.0, 2.0, 6.0), (1, 2, 9), strict=True)
     }
     assert value_of(column, sets, "cifar100", found) == 3.0
-    assert value_of(column, sets, "cifar100", {**found, probes[0]: None}) is None
+    assert value_of(column, sets, "cifar100", {**found, several[0]: None}) is None
 
 
 def test_notes_say_what_is_not_the_papers() -> None:
     keys = dict.fromkeys(("fog", severity) for severity in range(1, 6))
-    notes = " ".join(Sets("scenes", {"cifar100-c": (keys, True)}, {}).notes(TABLES["cifar100"]))
+    notes = " ".join(AvailableSets("scenes", {"cifar100-c": (keys, True)}, {}).notes(TABLES["cifar100"]))
     assert "Far is scenes" in notes
     assert "made of the test images" in notes
     assert "5 of 75 sets" in notes
-    assert not Sets("places365", {}, {}).notes(TABLES["cifar100"])
+    assert not AvailableSets("places365", {}, {}).notes(TABLES["cifar100"])
 
 
 @pytest.mark.filterwarnings("ignore:.*(lacks|is a part of)")
@@ -302,10 +309,10 @@ def test_a_set_of_imagenet_c_that_grew_is_measured_again(tmp_path: Path) -> None
     table = TABLES["imagenet"]
     table = replace(table, parts=(replace(table.parts[0], columns=(column,)),))
 
-    def look() -> tuple[Measuring, list[str]]:
+    def look() -> tuple[ModelMeasurements, list[str]]:
         sets = find_sets(table, [], "far", tmp_path)
-        run = replace(candidate(tmp_path / "run"), data="imagenet")
-        return Measuring(run, sets.probes(column, "imagenet")), sets.notes(table)
+        run = replace(trained(tmp_path / "run"), data="imagenet")
+        return ModelMeasurements(run, sets.evaluation_sets(column, "imagenet")), sets.notes(table)
 
     cat, dog = "n02123045", "n02099601"
     for corruption, severity in (("fog", 1), ("fog", 2), ("snow", 1)):
@@ -314,25 +321,25 @@ def test_a_set_of_imagenet_c_that_grew_is_measured_again(tmp_path: Path) -> None
     write("speckle_noise", 1, f"{cat}/1.png")  # not of the benchmark's mean
     make_run(tmp_path / "run", names=wnids("imagenet"))
     work, notes = look()
-    assert [(probe.name, probe.size) for probe in work.probes] == [
+    assert [(one.name, one.size) for one in work.sets] == [
         ("imagenet-c.snow.1", 2),
         ("imagenet-c.fog.1", 2),
         ("imagenet-c.fog.2", 2),
     ]
     assert not any("fewer images" in note for note in notes)
-    assert list(work.measure(work.to_do(), CPU, tmp_path)) == [2, 2, 2]
-    assert look()[0].to_do() == []
+    assert list(work.measure(work.missing(), CPU, tmp_path)) == [2, 2, 2]
+    assert look()[0].missing() == []
     write("fog", 2, f"{cat}/1.png", f"{dog}/1.png", f"{dog}/2.png")
     work, notes = look()
-    assert [probe.name for probe in work.to_do()] == ["imagenet-c.fog.2"]
-    assert list(work.measure(work.to_do(), CPU, tmp_path)) == [3]
+    assert [one.name for one in work.missing()] == ["imagenet-c.fog.2"]
+    assert list(work.measure(work.missing(), CPU, tmp_path)) == [3]
     assert "2 sets of imagenet-c have fewer images than the largest, 3." in notes
-    assert look()[0].to_do() == []
+    assert look()[0].missing() == []
 
 
 def test_made_and_published_sets_are_not_taken_for_each_other() -> None:
-    assert len({Probe("cifar100-c", ("fog", 1), made=made).name for made in (True, False)}) == 2
-    assert len({Probe("cifar100", scores=wanted).name for wanted in (True, False)}) == 2
+    assert len({EvaluationSet("cifar100-c", ("fog", 1), made=made).name for made in (True, False)}) == 2
+    assert len({EvaluationSet("cifar100", scores=wanted).name for wanted in (True, False)}) == 2
 
 
 def test_a_missing_set_is_the_registrys_own_error(tmp_path: Path) -> None:

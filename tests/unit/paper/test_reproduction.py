@@ -13,8 +13,8 @@ from scipy.stats import sem
 
 from hetsngp.paper import TABLES, plan_of
 from hetsngp.paper.plots import draw
-from hetsngp.paper.reproduction import _each_warning_once, ask
-from hetsngp.paper.results import Asked, Cell, Result, within_one_error
+from hetsngp.paper.reproduction import _each_warning_once, check_request
+from hetsngp.paper.results import Cell, Result, TableRequest, within_one_error
 from hetsngp.paper.runs import TableRun, all_runs, merge, runs_of
 from hetsngp.paper.synthetic.table import plan_for
 from hetsngp.paper.tables import METRICS, PAPER, PaperPart, printed
@@ -263,9 +263,11 @@ def test_what_cannot_be_asked_for_is_refused_with_the_fix(table: str, given: dic
 
 
 def test_rows_and_parts_can_be_chosen() -> None:
-    some = ask("imagenet", methods=["mimo", "sngp"]).table.parts[0]
+    some = check_request("imagenet", methods=["mimo", "sngp"]).table.parts[0]
     assert [row.name for row in some.rows] == ["sngp", "mimo"]
-    assert [part.name for part in ask("ablations", methods=["rank"]).table.parts] == ["ablations-rank"]
+    assert [part.name for part in check_request("ablations", methods=["rank"]).table.parts] == [
+        "ablations-rank"
+    ]
 
 
 def test_nothing_is_finished_in_an_empty_folder(tmp_path: Path) -> None:
@@ -294,7 +296,7 @@ def test_the_same_warning_of_many_runs_is_shown_once() -> None:
 
 
 def test_synthetic_seeds_are_not_those_that_settings_were_chosen_on() -> None:
-    plan = plan_for(ask("synthetic", changes=["schedule.epochs=2"]))
+    plan = plan_for(check_request("synthetic", changes=["schedule.epochs=2"]))
     assert plan.seeds == tuple(range(200, 210))
     assert plan.epochs == 2
     assert set(plan.tasks) == {"noisy_circles", "two_moons", "gaussian_mixture"}
@@ -324,7 +326,7 @@ def test_marked_is_what_is_within_the_error_of_the_best(sign: int) -> None:
 def filled(name: str, seeds: int, changes: tuple[str, ...] = ()) -> Result:
     """A result with numbers that differ in every cell, the paper's size."""
     table = TABLES[name]
-    result = Result(Asked(table, tuple(range(seeds)), changes), notes=table.notes)
+    result = Result(TableRequest(table, tuple(range(seeds)), changes), notes=table.notes)
     for part in table.parts:
         for i, row in enumerate(part.rows):
             for j, column in enumerate(part.columns):
@@ -366,28 +368,28 @@ def test_an_unfinished_table_can_be_read() -> None:
     row = next(line for line in plain_text(result).splitlines() if line.startswith("MIMO"))
     assert row.split() == ["MIMO", "ours", *[NONE] * 9]
     assert "(unfinished)" in markdown(result)
-    empty = Result(Asked(TABLES["ablations"], (0,)))
+    empty = Result(TableRequest(TABLES["ablations"], (0,)))
     assert max(map(len, str(empty).splitlines())) <= WIDTH
 
 
 def test_the_title_says_what_is_not_the_papers() -> None:
     table = TABLES["cifar100"]
-    assert Asked(table, tuple(range(10))).title() == "CIFAR-100, 10 seeds"
-    asked = Asked(table, (0,), ("schedule.epochs=3", "hardware.devices=1"))
-    assert asked.title() == "CIFAR-100, 1 seed (the paper: 10); changed: schedule.epochs=3"
-    assert Asked(TABLES["ensembles"], (0,)).title() == "Ensembles of 4 on ImageNet, 1 ensemble"
+    assert TableRequest(table, tuple(range(10))).title() == "CIFAR-100, 10 seeds"
+    request = TableRequest(table, (0,), ("schedule.epochs=3", "hardware.devices=1"))
+    assert request.title() == "CIFAR-100, 1 seed (the paper: 10); changed: schedule.epochs=3"
+    assert TableRequest(TABLES["ensembles"], (0,)).title() == "Ensembles of 4 on ImageNet, 1 ensemble"
 
 
 def test_some_rows_do_not_take_the_place_of_all(tmp_path: Path) -> None:
-    asked = {
+    request = {
         None: "ablations",
         ("training", "rank"): "ablations-rank+training",
         ("rank",): "ablations-rank",
         TABLES["ablations"].choices: "ablations",
     }
-    for methods, name in asked.items():
-        assert ask("ablations", methods=methods).name == name
-    whole, some = ask("cifar100", 1), ask("cifar100", 1, methods=["hetsngp", "sngp"])
+    for methods, name in request.items():
+        assert check_request("ablations", methods=methods).name == name
+    whole, some = check_request("cifar100", 1), check_request("cifar100", 1, methods=["hetsngp", "sngp"])
     assert (whole.name, some.name) == ("cifar100", "cifar100-sngp+hetsngp")
     assert some.title() == "CIFAR-100 (sngp, hetsngp alone), 1 seed (the paper: 10)"
     assert "alone" not in whole.title()
@@ -400,7 +402,7 @@ def test_some_rows_do_not_take_the_place_of_all(tmp_path: Path) -> None:
     assert document.name == "cifar100-sngp+hetsngp.md"
     assert "(cifar100-sngp+hetsngp.png)" in text
     assert "`hetsngp reproduce cifar100 --methods sngp,hetsngp`" in text
-    assert ask("runtime").name == "runtime"
+    assert check_request("runtime").name == "runtime"
 
 
 def test_the_footnote_warns_of_the_papers_auroc() -> None:
@@ -458,5 +460,5 @@ def test_a_picture_has_a_panel_a_column_and_nothing_overlaps(
 
 def test_a_picture_of_nothing_yet_can_be_drawn(tmp_path: Path) -> None:
     table = TABLES["ablations"].only(["training", "rank"])
-    draw(Result(Asked(table, (0,))), tmp_path / "empty.png")
+    draw(Result(TableRequest(table, (0,))), tmp_path / "empty.png")
     assert (tmp_path / "empty.png").stat().st_size > 1000

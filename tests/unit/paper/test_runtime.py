@@ -1,4 +1,4 @@
-"""The runtime tables: what is counted, what is timed, and what is kept."""
+"""The runtime tables: counts, times, and what is cached."""
 
 import json
 import statistics
@@ -17,7 +17,7 @@ from hetsngp.nn.backbones import WideResNet
 from hetsngp.paper.runtime import measurement as runtime
 from hetsngp.paper.runtime.measurement import Job, RuntimeResult, measure_runtime
 from hetsngp.paper.runtime.tables import NETWORKS
-from hetsngp.paper.runtime.timing import Pace, Subject, count_flops, ratio
+from hetsngp.paper.runtime.timing import Pace, TimedModel, count_flops, ratio
 from hetsngp.training.recipes.recipe import read_recipe
 
 ONCE = Pace(warmup=1, least=1, most=1, seconds=0.0)
@@ -70,7 +70,7 @@ def test_rows_and_numbers_of_the_paper() -> None:
 
 def test_rows_are_the_recipes_with_the_papers_samples(tmp_path: Path) -> None:
     jobs = {
-        row: Job.of("resnet50", row, NETWORKS["resnet50"], (), "", tmp_path) for row in SMALL["resnet50"].rows
+        row: Job.of("resnet50", row, NETWORKS["resnet50"], (), tmp_path) for row in SMALL["resnet50"].rows
     }
     points = {row: job.recipe.task.options.get("num_samples") for row, job in jobs.items()}
     assert (points["heteroscedastic"], points["hetsngp"]) == (5000, 100)
@@ -80,7 +80,7 @@ def test_rows_are_the_recipes_with_the_papers_samples(tmp_path: Path) -> None:
         (job.recipe.task.network, job.num_classes, job.size) == ("resnet50", 1000, 224)
         for job in jobs.values()
     )
-    vit = Job.of("vit", "hetsngp", NETWORKS["vit"], (), "", tmp_path)
+    vit = Job.of("vit", "hetsngp", NETWORKS["vit"], (), tmp_path)
     assert (vit.recipe.task.network, vit.num_classes) == ("vit_base_patch16_224", 21_843)
     assert vit.recipe.task.options["link"] == "sigmoid"
 
@@ -137,17 +137,17 @@ def test_ratio_is_to_what_was_measured_around_it() -> None:
 
 def test_a_training_step_is_whole_and_leaves_the_weights() -> None:
     recipe = read_recipe("imagenet21k/hetsngp", TINY)
-    subject = Subject(recipe, 10, 16, 2, torch.device("cpu"), trains=True)
-    before = {name: value.clone() for name, value in subject.model.named_parameters()}
-    subject.train()
-    missing = [name for name, p in subject.model.named_parameters() if p.requires_grad and p.grad is None]
+    timed = TimedModel(recipe, 10, 16, 2, torch.device("cpu"), trains=True)
+    before = {name: value.clone() for name, value in timed.model.named_parameters()}
+    timed.train()
+    missing = [name for name, p in timed.model.named_parameters() if p.requires_grad and p.grad is None]
     assert not missing
-    assert subject.optimizer is not None
-    assert len(subject.optimizer.state) == sum(p.requires_grad for p in subject.model.parameters())
-    assert all(torch.equal(before[name], value) for name, value in subject.model.named_parameters())
-    rows, classes = subject.y.shape
+    assert timed.optimizer is not None
+    assert len(timed.optimizer.state) == sum(p.requires_grad for p in timed.model.parameters())
+    assert all(torch.equal(before[name], value) for name, value in timed.model.named_parameters())
+    rows, classes = timed.y.shape
     assert (rows, classes) == (2, 10)
-    assert bool((subject.y.sum(1) >= 1).all())
+    assert bool((timed.y.sum(1) >= 1).all())
 
 
 # --- both tables ----------------------------------------------------------------------------------------

@@ -1,14 +1,12 @@
-"""Both runtime tables of the paper: what a prediction and a training step cost, by method.
+"""Both runtime tables of the paper: the cost of a prediction and of a training step, by method.
 
-Networks are built as the recipes say and not trained; images are random numbers, so that no data are needed.
-A time means little on another machine: what counts is its ratio to the deterministic network's, timed in the
+Networks are built from the recipes and not trained; images are random numbers, so that no data are needed. A
+time means little on another machine: what counts is its ratio to the deterministic network's, timed in the
 same process right before and right after.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +15,11 @@ from typing import Any
 
 import torch
 
-from hetsngp.evaluation.cache import code_fingerprint
+from hetsngp.evaluation.cache import ResultCache, code_fingerprint, fingerprint_of
 from hetsngp.files import write_atomically, write_json
 from hetsngp.paper.runtime.tables import BASELINE, NETWORKS, RuntimeNetwork, RuntimeRow
 from hetsngp.paper.runtime.text import draw_runtime, markdown, plain_text
-from hetsngp.paper.runtime.timing import Pace, Subject, ratio
+from hetsngp.paper.runtime.timing import Pace, TimedModel, ratio
 from hetsngp.training.recipes.recipe import Recipe, read_recipe
 
 CPU_BATCH = 4
@@ -31,13 +29,13 @@ FOLDER = "runtime"
 
 @dataclass(frozen=True)
 class RuntimeResult:
-    """The tables as a value for JSON, and the files they were written to."""
+    """Tables as a value for JSON, and the files they were written to."""
 
     tables: dict[str, Any]
     files: tuple[Path, ...]
 
     def text(self) -> str:
-        """For a terminal."""
+        """Tables as text for a terminal."""
         return plain_text(self.tables)
 
 
@@ -52,28 +50,28 @@ def measure_runtime(
 ) -> RuntimeResult:
     """Time every row of ``networks``; ``runtime.json``, ``runtime.md`` and ``runtime.png`` go to ``out``.
 
-    ``changes`` are those of a recipe ("batch_size=64", "options.rank=2"), for every row. Each row is kept in
-    ``out/runtime`` when it is measured, with the deterministic times around it, and not measured again where
-    device, torch, code and settings are the same. ``say`` gets the tables; with ``show`` also how far it is.
+    ``changes`` are those of a recipe ("batch_size=64", "options.rank=2"), for every row. Each row is cached
+    in ``out/runtime`` with the deterministic times around it, and not measured again where device, torch,
+    code and settings are the same. ``say`` gets the tables; with ``show`` also the progress.
     """
     out, tell = Path(out), say if show else _nothing
     pace = Pace() if pace is None else pace
-    code = code_fingerprint("hetsngp.paper.runtime.timing")
+    # All of them before any is measured: a wrong change is an error at once.
     jobs = {
-        name: [Job.of(name, row, network, changes, code, out) for row in network.rows]
+        name: [Job.of(name, row, network, changes, out) for row in network.rows]
         for name, network in networks.items()
-    }  # all of them before any is measured: a wrong change is told at once
+    }
     tables: dict[str, Any] = {}
     for name, network in networks.items():
         _measure_missing(network, jobs[name], pace, tell)
         tables[name] = _table(network, jobs[name])
     device = next(iter(jobs.values()))[0].device
-    about = {"device": _device_name(device), "torch": torch.__version__, "code": code}
+    about = {"device": _device_name(device), "torch": torch.__version__, "code": measuring_code()}
     return _written({**about, "networks": tables}, out, say)
 
 
 def _nothing(text: str) -> None:
-    """In place of ``say``."""
+    """Say nothing."""
 
 
 # --- one row --------------------------------------------------------------------------------------------
@@ -81,7 +79,7 @@ def _nothing(text: str) -> None:
 
 @dataclass(frozen=True)
 class Job:
-    """A row on this machine: all that decides its numbers, and the file they are kept in."""
+    """A row on this machine: all that decides its numbers, and the cache of these."""
 
     name: str
     row: RuntimeRow
@@ -89,37 +87,35 @@ class Job:
     num_classes: int
     batch: int
     device: torch.device
-    code: str
-    """Hash of the source, taken once: it may be edited while this runs."""
-    file: Path
+    key: str
+    """Name of its file in ``cache``."""
+    cache: ResultCache
 
     @staticmethod
-    def of(
-        table: str, name: str, network: RuntimeNetwork, changes: Sequence[str], code: str, out: Path
-    ) -> Job:
-        """The row ``name`` of ``network``."""
+    def of(table: str, name: str, network: RuntimeNetwork, changes: Sequence[str], out: Path) -> Job:
+        """Job of the row ``name`` of ``network``."""
         row = network.rows[name]
         recipe = _recipe(network, row, changes)
         on_cpu = recipe.hardware.accelerator == "cpu" or not torch.cuda.is_available()
-        asked = any(change.partition("=")[0].strip() == "batch_size" for change in changes)
-        batch = recipe.task.batch_size if asked else CPU_BATCH if on_cpu else network.batch
+        given = any(change.partition("=")[0].strip() == "batch_size" for change in changes)
+        batch = recipe.task.batch_size if given else CPU_BATCH if on_cpu else network.batch
         device = torch.device("cpu" if on_cpu else "cuda")
-        file = out / FOLDER / f"{table}-{name}.json"
-        return Job(name, row, recipe, network.num_classes, batch, device, code, file)
+        cache = ResultCache(out / FOLDER)
+        return Job(name, row, recipe, network.num_classes, batch, device, f"{table}-{name}", cache)
 
     @property
     def size(self) -> int:
-        """Pixels of a side."""
+        """Pixels along a side of an image."""
         return SIZE if self.recipe.task.size is None else self.recipe.task.size
 
     def decides(self) -> dict[str, Any]:
-        """For JSON."""
+        """Settings that decide the numbers, for JSON."""
         hardware = self.recipe.hardware
         return {
             "device": _device_name(self.device),
             "threads": torch.get_num_threads() if self.device.type == "cpu" else None,
             "torch": torch.__version__,
-            "code": self.code,
+            "code": measuring_code(),
             "precision": hardware.precision,
             "channels_last": hardware.channels_last,
             "batch_size": self.batch,
@@ -130,37 +126,37 @@ class Job:
         }
 
     def fingerprint(self) -> str:
-        """Of all that decides."""
-        return hashlib.sha256(json.dumps(self.decides(), sort_keys=True).encode()).hexdigest()[:12]
+        """Hash of all that decides the numbers."""
+        return fingerprint_of(self.decides())
 
-    def subject(self, *, trains: bool) -> Subject:
-        """The model, and images for it."""
-        return Subject(self.recipe, self.num_classes, self.size, self.batch, self.device, trains=trains)
+    def timed_model(self, *, trains: bool) -> TimedModel:
+        """Make the model, and images for it."""
+        return TimedModel(self.recipe, self.num_classes, self.size, self.batch, self.device, trains=trains)
 
     def read(self) -> dict[str, Any] | None:
-        """What was measured before with the same settings; a damaged file counts as none."""
-        try:
-            found = json.loads(self.file.read_text(encoding="utf-8"))
-            return found if found["fingerprint"] == self.fingerprint() else None
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+        """Cached numbers of the same settings, or None."""
+        return self.cache.read(self.key, self.fingerprint())
+
+
+def measuring_code() -> str:
+    """Fingerprint of the code that is timed and that times it."""
+    return code_fingerprint("hetsngp.paper.runtime.timing")
 
 
 def _recipe(network: RuntimeNetwork, row: RuntimeRow, changes: Sequence[str]) -> Recipe:
-    """With the row's own changes last: they are what makes it this row."""
-    recipe = read_recipe(f"{network.book}/{row.method}", [*changes, *row.changes])
+    """Recipe with the row's changes last, which define the row."""
+    recipe = read_recipe(f"{network.recipes}/{row.method}", [*changes, *row.changes])
     return recipe.on_this_machine()[0]
 
 
 def _measure_missing(
     network: RuntimeNetwork, jobs: Sequence[Job], pace: Pace, say: Callable[[str], Any]
 ) -> None:
-    """The deterministic network stays, and is timed between the others."""
+    """Measure rows that are not cached; the deterministic network is timed between the others."""
     todo = [job for job in jobs if job.read() is None]
     if len(todo) < len(jobs):
-        say(
-            f"{network.title}: {len(jobs) - len(todo)} of {len(jobs)} rows are in {jobs[0].file.parent}: kept"
-        )
+        done = f"{len(jobs) - len(todo)} of {len(jobs)} rows"
+        say(f"{network.title}: {done} are in {jobs[0].cache.folder} already")
     if not todo:
         return
     base_job = next(job for job in jobs if job.name == BASELINE)
@@ -168,18 +164,18 @@ def _measure_missing(
     say(f"{network.title}: {len(todo)} rows to measure on {where}")
     job, trains = base_job, "train" in network.kinds
     try:
-        base = base_job.subject(trains=trains)
+        base = base_job.timed_model(trains=trains)
         gflop = base.gflop(network.kinds) if network.counted else {}
         before = base.times(network.kinds, pace)
         for job in todo:
-            subject = base if job is base_job else job.subject(trains=trains)
-            found: dict[str, Any] = {"seconds": subject.times((*network.kinds, "predict"), pace)}
-            found["gflop"] = subject.gflop(network.kinds) if network.counted else {}
-            found["points"] = subject.num_points()
-            del subject  # its memory is for the next
+            timed = base if job is base_job else job.timed_model(trains=trains)
+            found: dict[str, Any] = {"seconds": timed.times((*network.kinds, "predict"), pace)}
+            found["gflop"] = timed.gflop(network.kinds) if network.counted else {}
+            found["points"] = timed.num_points()
+            del timed  # its memory is for the next
             after = base.times(network.kinds, pace)
             found[BASELINE] = {"before": before, "after": after, "gflop": gflop}
-            write_json(job.file, {"fingerprint": job.fingerprint(), "decides": job.decides(), **found})
+            job.cache.write(job.key, job.fingerprint(), {"decides": job.decides(), **found})
             before = after
             numbers = _numbers(found, job.batch)
             say(
@@ -191,12 +187,12 @@ def _measure_missing(
             raise
         raise RuntimeError(
             f"{network.title}, {job.row.title}: out of memory with batches of {job.batch}: take smaller "
-            f"ones, --set batch_size={max(1, job.batch // 2)}; rows that are done are kept"
+            f"ones, --set batch_size={max(1, job.batch // 2)}; finished rows are not measured again"
         ) from error
 
 
 def _out_of_memory(error: BaseException) -> bool:
-    """Of a GPU's, or of the CPU's allocator, which has no error of its own."""
+    """Whether a GPU or the CPU's allocator, which has no error type of its own, is out of memory."""
     known = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return known or "can't allocate memory" in str(error) or "not enough memory" in str(error)
 
@@ -207,7 +203,7 @@ def _out_of_memory(error: BaseException) -> bool:
 def _numbers(found: Mapping[str, Any], batch: int) -> dict[str, float]:
     """Milliseconds and GFLOP of an image, and their ratios to the deterministic network's.
 
-    The ratio of "predict", both kinds of doubt, is to deterministic probabilities too.
+    The ratio of "predict", with both uncertainties, is to deterministic probabilities too.
     """
     out = {}
     base = found[BASELINE]
@@ -226,13 +222,16 @@ def _table(network: RuntimeNetwork, jobs: Sequence[Job]) -> dict[str, Any]:
     for job in jobs:
         found = job.read()
         if found is None:
-            raise RuntimeError(f"{job.file} changed while it was in use: run the same command again")
+            raise RuntimeError(
+                f"{job.key} in {job.cache.folder} changed while it was in use: run the same command again"
+            )
         rows[job.name] = {
             "title": job.row.title,
             "ours": job.row.ours,
             "numbers": _numbers(found, job.batch),
             "points": found["points"],
             "paper": network.printed(job.name),
+            "fingerprint": job.fingerprint(),
             **found,
         }
     first = jobs[0]

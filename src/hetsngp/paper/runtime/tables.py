@@ -1,4 +1,4 @@
-"""The rows and columns of both runtime tables, with the paper's numbers."""
+"""Rows and columns of both runtime tables, with the paper's numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BASELINE = "deterministic"
 
 @dataclass(frozen=True)
 class RuntimeRow:
-    """A method as a table has it: a recipe and what is changed in it."""
+    """Row of a table: a recipe and changes to it."""
 
     title: str
     method: str
@@ -23,23 +23,23 @@ class RuntimeRow:
 
 @dataclass(frozen=True)
 class RuntimeNetwork:
-    """A table: a network, its rows, and what is measured of each ("train" and "eval")."""
+    """Table: a network, its rows, and the kinds of measurements ("train" and "eval")."""
 
     title: str
-    book: str
+    recipes: str
     """Folder of the recipes."""
     paper: str
     """Name of the table in ``paper.json``."""
     num_classes: int
     batch: int
-    """On a GPU."""
+    """Batch size on a GPU."""
     kinds: tuple[str, ...]
     counted: bool
     """Whether operations are counted too."""
     rows: Mapping[str, RuntimeRow]
 
     def printed(self, row: str) -> dict[str, float]:
-        """The paper's numbers of a row and their ratios to its deterministic row; none for a row of ours.
+        """Numbers of the paper for a row, and their ratios to its deterministic row; none for a row of ours.
 
         >>> NETWORKS["resnet50"].printed("sngp")
         {'ms_eval': 0.047, 'ms_eval_ratio': 1.175}
@@ -96,4 +96,4 @@ NETWORKS = {
         },
     ),
 }
-"""Rows as in the paper, and below them ours."""
+"""Rows of the paper, and below them ours."""

@@ -1,4 +1,4 @@
-"""The runtime tables in words and as a picture, ours beside the paper's."""
+"""The runtime tables as text and as a figure, ours beside the paper's."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from hetsngp.evaluation.figures import new_figure, save_figure
+from hetsngp.text_tables import markdown_table, plain_table
 
 WIDTH = 100
 OURS, PAPERS = "#0072B2", "#E69F00"
 HATCHED: dict[str, Any] = {"facecolor": "white", "edgecolor": OURS, "hatch": "////"}
 LARGEST = 8.0
-"""Bars of higher ratios end here, so that the others can be told apart."""
+"""Length of the longest bar, so that the others can be told apart."""
 PHASES = {"train": "a training step", "eval": "a prediction"}
 NOTES = (
     "Times are medians of an image's share of its batch; × is the ratio to the deterministic network, timed "
-    "in the same process right before and right after, so that the deterministic row's own × tells how well "
-    "times repeat. A prediction is of probabilities, as the paper has it; with doubt, of probabilities and "
-    "both kinds of doubt. A training step is forward, loss, backward and optimiser.",
+    "in the same process right before and right after, so that the × of the deterministic row tells how well "
+    "times repeat. A prediction is of probabilities, as in the paper; with unc., of probabilities and "
+    "both uncertainties. A training step is forward, loss, backward and optimiser.",
     "GFLOP count matrix products and convolutions, a multiply-add as two, forward or forward and backward. "
     "Under the sigmoid, probabilities are integrals in one dimension, done by quadrature: no samples, and "
     "no matrix products for them.",
@@ -31,32 +32,23 @@ Cells = list[list[str]]
 
 
 def plain_text(tables: Mapping[str, Any]) -> str:
-    """For a terminal of 100 columns."""
+    """Tables for a terminal of 100 columns."""
     blocks = []
     for title, cells in _sections(tables):
-        widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-        lines = [
-            "  ".join(
-                [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]
-            )
-            for row in cells
-        ]
-        blocks.append("\n".join([title, *(line.rstrip() for line in lines)]))
+        blocks.append(f"{title}\n{plain_table(cells[0], cells[1:])}")
     return "\n\n".join([*blocks, *(textwrap.fill(note, WIDTH) for note in NOTES)])
 
 
 def markdown(tables: Mapping[str, Any], picture: str) -> str:
-    """With the ``picture`` that is in the same folder."""
+    """Tables in Markdown, with a link to ``picture`` in the same folder."""
     blocks = [f"# Runtime\n\n{tables['device']}, torch {tables['torch']}.", f"![ratios]({picture})"]
     for title, cells in _sections(tables):
-        rows = [f"| {' | '.join(row)} |" for row in cells]
-        line = "|".join(["---", *("---:" for _ in cells[0][1:])])
-        blocks += [f"## {title}", "\n".join([rows[0], f"|{line}|", *rows[1:]])]
+        blocks += [f"## {title}", markdown_table(cells[0], cells[1:])]
     return "\n\n".join([*blocks, *NOTES]) + "\n"
 
 
 def _sections(tables: Mapping[str, Any]) -> Iterator[tuple[str, Cells]]:
-    """A title and its cells, headings first, for each network and phase."""
+    """Yield the title and the cells, headings first, of each network and phase."""
     for table in tables["networks"].values():
         about = f"{table['network']}, batches of {table['batch_size']}, {table['precision']}"
         for kind in table["kinds"]:
@@ -70,7 +62,7 @@ def _cells(table: Mapping[str, Any], kind: str) -> Cells:
         headings += ["GFLOP/image", "×", "paper", "×"]
     sampled = kind == "eval" and any(row["points"] for row in table["rows"].values())
     if kind == "eval":
-        headings += ["ms with doubt", "×", *(["points"] if sampled else [])]
+        headings += ["ms with unc.", "×", *(["points"] if sampled else [])]
     cells = [headings]
     for row in table["rows"].values():
         ours, paper = row["numbers"], row["paper"]
@@ -94,11 +86,11 @@ def _pair(numbers: Mapping[str, float], name: str) -> list[str]:
     return [f"{value:.0f}" if value >= 100 else f"{value:.3g}", f"{share:.2f}"]
 
 
-# --- the picture ----------------------------------------------------------------------------------------
+# --- figure ---------------------------------------------------------------------------------------------
 
 
 def draw_runtime(tables: Mapping[str, Any], path: Path) -> None:
-    """Ratios to deterministic, ours and the paper's: a panel a column of the paper."""
+    """Draw the ratios to the deterministic network, ours and the paper's: a panel for each column."""
     panels = [
         (table, kind, unit)
         for table in tables["networks"].values()
@@ -119,7 +111,7 @@ def draw_runtime(tables: Mapping[str, Any], path: Path) -> None:
     figure.suptitle(
         f"Cost of an image by that of the deterministic network ({tables['device']})", fontsize=12
     )
-    _legend(figure, doubt=any(kind == "eval" and unit == "ms" for _, kind, unit in panels))
+    _legend(figure, uncertainty=any(kind == "eval" and unit == "ms" for _, kind, unit in panels))
     save_figure(figure, path)
 
 
@@ -152,11 +144,11 @@ def _panel(ax: Any, table: Mapping[str, Any], column: str) -> None:
         ax.spines[side].set_visible(False)
 
 
-def _legend(figure: Any, *, doubt: bool) -> None:
+def _legend(figure: Any, *, uncertainty: bool) -> None:
     from matplotlib.patches import Patch
 
     handles = [Patch(color=OURS, label="ours")]
-    if doubt:
-        handles.append(Patch(label="ours, with both kinds of doubt", **HATCHED))
+    if uncertainty:
+        handles.append(Patch(label="ours, with both uncertainties", **HATCHED))
     handles.append(Patch(color=PAPERS, label="the paper's"))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)

@@ -9,53 +9,53 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hetsngp.data.datasets.synthetic import NOISE_OF_ITS_OWN, make_task
+from hetsngp.data.datasets.synthetic import FIXED_NOISE, make_task
 from hetsngp.files import write_json
 from hetsngp.models.methods import METHODS
-from hetsngp.paper.synthetic.experiment import PAPER, SETTINGS, SyntheticRun, SyntheticSettings
-from hetsngp.paper.synthetic.plots import draw_doubt, draw_labels
+from hetsngp.paper.synthetic.experiment import SETTINGS, SyntheticRun, SyntheticSettings
+from hetsngp.paper.synthetic.plots import draw_labels, draw_uncertainty
 from hetsngp.paper.synthetic.processes import Step, run_all
 from hetsngp.paper.synthetic.store import Store
-from hetsngp.paper.synthetic.summary import CAPTION, Summary, summarise, table
+from hetsngp.paper.synthetic.summary import CAPTION, PAPER, Summary, summarise, table
 
 MEASURING = 0.4
-"""What measuring and the maps take of a run, in parts of its training."""
+"""Time of measuring and drawing maps, relative to training."""
 
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """What to train: every task with every method and seed."""
+    """Runs of the demo: every task with every method and seed."""
 
     tasks: tuple[str, ...]
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
     label_noise: float = 0.0
     epochs: int | None = None
-    """In place of the recipes', for a quick look."""
+    """Replaces the epochs of the settings, for a quick look."""
 
     def recipe(self, task: str) -> SyntheticSettings:
-        """The settings of every method on ``task``."""
+        """Settings of every method on ``task``."""
         recipe = SETTINGS[task]
         return recipe if self.epochs is None else replace(recipe, epochs=self.epochs)
 
     def run(self, task: str, method: str, seed: int) -> SyntheticRun:
-        """One of them."""
+        """A single run."""
         return SyntheticRun(task, method, seed, self.label_noise, self.recipe(task))
 
     def runs(self) -> list[SyntheticRun]:
-        """The dearest methods first, so that no core is left with a long one at the end."""
+        """All runs, the most expensive methods first, so that no core is left with a long one at the end."""
         order = sorted(self.methods, key=list(METHODS).index, reverse=True)
         return [self.run(t, m, s) for s in self.seeds for m in order for t in reversed(self.tasks)]
 
     def has_maps(self, run: SyntheticRun) -> bool:
-        """The figures are of the first seed."""
+        """Whether maps are drawn for ``run``: the figures are of the first seed."""
         return run.seed == self.seeds[0]
 
     def title(self) -> str:
-        """For the table."""
+        """Title of the table."""
         first, last = self.seeds[0], self.seeds[-1]
         title = f"seed {first}" if first == last else f"seeds {first} to {last}, ± one standard error"
-        noisy = [task.replace("_", " ") for task in self.tasks if task not in NOISE_OF_ITS_OWN]
+        noisy = [task.replace("_", " ") for task in self.tasks if task not in FIXED_NOISE]
         if self.label_noise:
             title += f", {100 * self.label_noise:g} % of labels flipped in {' and '.join(noisy)}"
         return f"Synthetic tasks, {title}"
@@ -66,14 +66,14 @@ def run_demo(plan: DemoConfig, out: Path, jobs: int | None, console: Any) -> Sum
     store, runs = Store.open(out), plan.runs()
     todo = [run for run in runs if not store.has(run, maps=plan.has_maps(run))]
     if len(todo) < len(runs):
-        kept = f"{len(runs) - len(todo)} of {len(runs)} runs are in {out / 'runs'} already: skipped"
-        console.print(kept, highlight=False, soft_wrap=True)
+        done = f"{len(runs) - len(todo)} of {len(runs)} runs are in {out / 'runs'} already: skipped"
+        console.print(done, highlight=False, soft_wrap=True)
     if todo:
         start = time.perf_counter()
         with _progress(todo, console) as on_step:
             run_all(todo, store, maps=plan.has_maps, workers=jobs, on_step=on_step)
         console.print(f"trained and measured in {time.perf_counter() - start:.0f} s", highlight=False)
-    results = {run: store.read(run) for run in runs}
+    results = store.results(runs)
     order = [plan.run(t, m, s) for t in plan.tasks for m in plan.methods for s in plan.seeds]
     summary = summarise((run, results[run]["numbers"]) for run in order)
     content = {
@@ -95,14 +95,14 @@ def run_demo(plan: DemoConfig, out: Path, jobs: int | None, console: Any) -> Sum
 
 
 def draw_figures(plan: DemoConfig, store: Store, results: dict[SyntheticRun, dict[str, Any]]) -> list[Path]:
-    """A figure of doubt for each task, and one of predicted labels for the circles."""
+    """Draw the uncertainties of each task, and the predicted labels of the circles."""
     written = []
     for name in plan.tasks:
         task = make_task(name, plan.seeds[0], plan.label_noise)
         runs = {method: plan.run(name, method, plan.seeds[0]) for method in plan.methods}
-        maps = {method: store.read_maps(run) for method, run in runs.items()}
+        maps = {method: store.read_maps(run) or {} for method, run in runs.items()}
         written.append(store.out / f"{name}.png")
-        draw_doubt(task, maps, written[-1])
+        draw_uncertainty(task, maps, written[-1])
         if name == "noisy_circles":
             written.append(store.out / f"{name}_labels.png")
             accuracies = {method: results[run]["numbers"]["accuracy"] for method, run in runs.items()}
@@ -112,7 +112,7 @@ def draw_figures(plan: DemoConfig, store: Store, results: dict[SyntheticRun, dic
 
 @contextmanager
 def _progress(todo: list[SyntheticRun], console: Any) -> Iterator[Callable[[Step], None]]:
-    """A bar over the epochs of all runs, and a line for each run that is done."""
+    """Show a bar over the epochs of all runs, and a line for each finished run."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     epochs = sum(run.recipe.epochs for run in todo)

@@ -1,13 +1,11 @@
-"""One method on one synthetic task: train, fit, and measure what the paper's Figures 1 and 2 only show."""
+"""One method on one synthetic task: train, fit the posterior, and measure."""
 
 from __future__ import annotations
 
-import json
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,24 +28,17 @@ from hetsngp.nn.backbones import ResidualMLP
 from hetsngp.posterior.fit import fit_posterior
 from hetsngp.types import Prediction
 
-PAPER: dict[str, dict[str, dict[str, float]]] = json.loads(
-    Path(__file__).with_name("paper.json").read_text(encoding="utf-8")
-)
-"""Task → method → number, where the paper prints one: the accuracies in the caption of its Figure 2. They are
-on circles of its own, whose radii and noise it does not give: the order of the methods can be compared, the
-values cannot. Figure 1 (moons, mixture) has no numbers."""
-
 GRID = 80
-"""Points along each side of a map."""
+"""Points along a side of a map."""
 FAR = 10.0
-"""Distance from the data at which nothing should be familiar."""
+"""Distance from the data at which every point should be OOD."""
 BATCH = 1000
-"""Rows predicted at a time."""
+"""Points in a batch of predictions."""
 
 
 @dataclass(frozen=True)
 class SyntheticSettings:
-    """Every setting of a run; the same for all methods, which ignore what they have no use for."""
+    """Settings of a run; the same for all methods, which ignore those that they do not use."""
 
     width: int = 128
     depth: int = 4
@@ -80,29 +71,29 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class SyntheticRun:
-    """What decides a result: with the same code and versions, the same numbers but for the seconds."""
+    """A run: with the same code and versions it gives the same numbers but for the seconds."""
 
     task: str
     method: str
     seed: int
     label_noise: float = 0.0
-    """Ignored by tasks with noise of their own."""
+    """Ignored by tasks that define their noise."""
     recipe: SyntheticSettings = field(default_factory=SyntheticSettings)
 
     @property
     def name(self) -> str:
-        """For files and people."""
+        """Name for files and messages."""
         return f"{self.task}-{self.method}-seed{self.seed}"
 
     def settings(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """Settings for JSON."""
         settings = asdict(self)
         return {**settings, "label_noise": None} if self.task in FIXED_NOISE else settings
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """``numbers`` is JSON; ``maps`` hold values on the figure's grid: (GRID, GRID), probs (K, GRID, GRID)."""
+    """Numbers for JSON, and maps on the figure's grid: (GRID, GRID), probs (K, GRID, GRID)."""
 
     numbers: dict[str, Any]
     maps: dict[str, np.ndarray] | None
@@ -111,9 +102,9 @@ class Outcome:
 def train_and_measure(
     run: SyntheticRun, *, maps: bool = False, on_epoch: Callable[[EpochResult], None] | None = None
 ) -> Outcome:
-    """Carry out ``run``. Nothing depends on the global random state; warnings go into the numbers.
+    """Train and measure. Nothing depends on the global random state; warnings go into the numbers.
 
-    Seconds are of the processor: a run has one thread, and what else the machine does should not count.
+    Seconds are CPU time: a run has one thread, and other work of the machine should not count.
     """
     task = make_task(run.task, run.seed, run.label_noise)
     losses: list[float] = []
@@ -202,13 +193,13 @@ def measure(model: Classifier, task: SyntheticTask) -> dict[str, Any]:
 
 
 def draw_maps(model: Classifier, task: SyntheticTask) -> dict[str, np.ndarray]:
-    """What the figures show, on a grid over the task's frame; rows go upwards."""
+    """Values for the figures, on a grid over the task's frame; rows go upwards."""
     left, right, bottom, top = task.frame
     columns, rows = torch.linspace(left, right, GRID), torch.linspace(bottom, top, GRID)
     grid = torch.cartesian_prod(rows, columns).flip(1)
     prediction = predict(model, grid).numpy()
     values = {
-        "doubt": 1 - prediction.confidence,
+        "one_minus_confidence": 1 - prediction.confidence,
         "data_uncertainty": prediction.data_uncertainty,
         "model_uncertainty": prediction.model_uncertainty,
     }

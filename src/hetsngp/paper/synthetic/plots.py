@@ -1,4 +1,4 @@
-"""The paper's Figures 1 and 2, and beside them the two kinds of doubt it does not show."""
+"""Figures 1 and 2 of the paper, with data and model uncertainty, which it does not show."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from hetsngp.data.datasets.synthetic import SyntheticTask
 from hetsngp.evaluation.figures import COLORS, RED, new_figure, save_figure
 from hetsngp.models.methods import METHODS
 
-# On grey, which no class has. The unseen cluster is drawn in red crosses, so that its colour need not be seen.
-MOST_POINTS, MOST_UNSEEN = 600, 80
+# Points on grey, which no class has. The OOD cluster has red crosses, so that colour alone does not tell it.
+MOST_POINTS, MOST_OOD = 600, 80
 Maps = Mapping[str, Mapping[str, np.ndarray]]
 """method → name of a map → its values."""
 
 
-def draw_doubt(task: SyntheticTask, maps: Maps, path: Path) -> None:
-    """A column a method: 1 − confidence as the paper has it, data uncertainty, model uncertainty."""
+def draw_uncertainty(task: SyntheticTask, maps: Maps, path: Path) -> None:
+    """A column for each method: 1 − confidence as in the paper, data uncertainty, model uncertainty."""
     most = math.log(task.num_classes)
     panels = (
         (
-            "doubt",
+            "one_minus_confidence",
             "Predictive uncertainty\n(as in the paper)",
             "1 − largest class probability",
             1 - 1 / task.num_classes,
         ),
         ("data_uncertainty", "Data uncertainty\n(ambiguous, noisy labels)", "nats", most),
-        ("model_uncertainty", "Model uncertainty\n(nothing like this was seen)", "nats", most),
+        ("model_uncertainty", "Model uncertainty\n(far from the training data)", "nats", most),
     )
     greys = _greys()
     figure = new_figure(max(2.2 * len(maps) + 1.2, 6.0), 3 * 2.3 + 0.9)
@@ -41,7 +41,7 @@ def draw_doubt(task: SyntheticTask, maps: Maps, path: Path) -> None:
         for ax, (name, _, _, highest) in zip(axes[:, column], panels, strict=True):
             _background(ax, task, values[name], cmap=greys, vmin=0, vmax=highest, interpolation="bilinear")
             _points(ax, task, task.train.y, size=1.5, most=MOST_POINTS)
-            _unseen(ax, task)
+            _ood_points(ax, task)
         axes[0, column].set_title(METHODS[method].title, fontsize=12)
     for row, (_, title, unit, highest) in zip(axes, panels, strict=True):
         row[0].set_ylabel(title, fontsize=10)
@@ -54,7 +54,7 @@ def draw_doubt(task: SyntheticTask, maps: Maps, path: Path) -> None:
 
 
 def draw_labels(task: SyntheticTask, maps: Maps, accuracies: Mapping[str, float], path: Path) -> None:
-    """Clean labels, noisy labels, and where each method predicts which label, with its accuracy."""
+    """Draw clean labels, noisy labels, and the labels that each method predicts, with its accuracy."""
     from matplotlib.colors import ListedColormap
 
     count = 2 + len(maps)
@@ -96,7 +96,7 @@ def draw_labels(task: SyntheticTask, maps: Maps, accuracies: Mapping[str, float]
 
 
 def _background(ax: Any, task: SyntheticTask, values: np.ndarray, **style: Any) -> None:
-    """Values stand on the frame's own edges, so the outermost pixels reach half a step beyond it."""
+    """Draw values, the outermost on the edges of the frame, so that their pixels reach half a step beyond."""
     left, right, bottom, top = task.frame
     half = (right - left) / (values.shape[1] - 1) / 2
     extent = (left - half, right + half, bottom - half, top + half)
@@ -104,7 +104,7 @@ def _background(ax: Any, task: SyntheticTask, values: np.ndarray, **style: Any) 
 
 
 def _points(ax: Any, task: SyntheticTask, labels: Any, size: float = 2.5, most: int | None = None) -> None:
-    """In one random order, so that no class lies on top of the others; ``most`` keeps the background seen."""
+    """Draw training points in random order, so that no class covers the others; at most ``most``."""
     order = np.random.default_rng(0).permutation(len(labels))[:most]
     colours = np.array(COLORS)[labels.numpy()[order]]
     x = task.train.x.numpy()[order]
@@ -113,19 +113,19 @@ def _points(ax: Any, task: SyntheticTask, labels: Any, size: float = 2.5, most: 
 
 
 def _finer_labels(probs: np.ndarray) -> np.ndarray:
-    """Labels of probabilities (K, n, n) interpolated: boundaries without steps."""
+    """Labels of interpolated probabilities (K, n, n): boundaries without steps."""
     finer = F.interpolate(torch.from_numpy(probs)[None], scale_factor=5, mode="bilinear", align_corners=True)
     return finer[0].argmax(0).numpy()
 
 
-def _unseen(ax: Any, task: SyntheticTask) -> None:
+def _ood_points(ax: Any, task: SyntheticTask) -> None:
     if task.ood is not None:
-        x = task.ood[:MOST_UNSEEN].numpy()
+        x = task.ood[:MOST_OOD].numpy()
         ax.scatter(x[:, 0], x[:, 1], s=5, c=RED, marker="x", linewidths=0.6)
 
 
 def _rings(ax: Any) -> None:
-    """Half-way between the circles, where the best prediction changes."""
+    """Draw the best boundaries, half-way between the circles."""
     from matplotlib.patches import Circle
 
     for radius in (1.5, 2.5):
@@ -143,12 +143,12 @@ def _legend(figure: Any, task: SyntheticTask, rings: bool = False) -> None:
     if rings:
         handles.append(Line2D([], [], color="black", linestyle="--", linewidth=0.9, label="best boundary"))
     elif task.ood is not None:
-        handles.append(mark(RED, "unseen cluster (OOD)", "x"))
+        handles.append(mark(RED, "OOD cluster", "x"))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=10)
 
 
 def _greys() -> Any:
-    """White to dark grey: black would hide what is drawn on it."""
+    """Colours from white to dark grey: black would hide points."""
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
 

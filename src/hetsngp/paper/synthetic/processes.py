@@ -1,4 +1,4 @@
-"""Many runs on a few processes; each is stored when it is done, so that an interrupted evaluation goes on."""
+"""Many runs on a few processes; each is stored when it is finished, so that an interrupted demo continues."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_WORKERS = 8
 
 @dataclass(frozen=True)
 class Step:
-    """What the parent hears of a run: an epoch, or ("done") its end."""
+    """Progress of a run, for the parent process: an "epoch", or "done"."""
 
     run: SyntheticRun
     kind: str
@@ -70,7 +70,7 @@ def _in_processes(
     context = multiprocessing.get_context("spawn")
     steps, (theirs, ours) = context.SimpleQueue(), context.Pipe(duplex=False)
     with ours, theirs, ProcessPoolExecutor(workers, context, _start_worker, (steps, theirs)) as pool:
-        with _interrupts_held_back():  # the workers start here, and inherit it
+        with _interrupts_blocked():  # the workers start here, and inherit it
             pending = {pool.submit(_work, store, run, maps(run)): run for run in todo}
         try:
             while pending:
@@ -104,12 +104,12 @@ _steps: Any = None
 def _start_worker(steps: Any, parent: Any) -> None:
     global _steps
     _steps = steps
-    threading.Thread(target=_leave_when_alone, args=(parent,), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
     torch.set_num_threads(1)
 
 
-def _leave_when_alone(parent: Any) -> None:
-    """At once, in mid-run, when the parent closes its end of the pipe, or is killed, which closes it too."""
+def _exit_with_parent(parent: Any) -> None:
+    """Exit in mid-run when the parent closes its end of the pipe, or is killed, which closes it too."""
     with suppress(EOFError, OSError):
         parent.recv()
     os._exit(1)
@@ -120,8 +120,8 @@ def _work(store: Store, run: SyntheticRun, maps: bool) -> None:
 
 
 @contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """A terminal sends Ctrl-C to every process; what it stops is for the parent to decide, a moment later."""
+def _interrupts_blocked() -> Iterator[None]:
+    """Block SIGINT: a terminal sends Ctrl-C to every process, and the parent decides what to stop."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -134,7 +134,7 @@ def _interrupts_held_back() -> Iterator[None]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """As in a worker: the same numbers, and threads do not pay for so small a network."""
+    """Use one thread, as a worker does: the same numbers, and more do not speed up a small network."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -144,6 +144,6 @@ def _one_thread() -> Iterator[None]:
 
 
 def default_workers() -> int:
-    """One for each core this process may use, up to 8: a worker takes about 400 MB."""
+    """Number of cores this process may use, up to 8: a worker takes about 400 MB."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(usable, MOST_WORKERS)

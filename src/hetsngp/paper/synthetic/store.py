@@ -1,11 +1,10 @@
-"""Finished runs on disk: each is written once, whole, under a name that says what decided its numbers."""
+"""Finished runs of the demo on disk."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import json
 import platform
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from hetsngp.evaluation.cache import code_fingerprint
-from hetsngp.files import write_atomically, write_json
+from hetsngp.evaluation.cache import ResultCache, code_fingerprint, fingerprint_of
 from hetsngp.paper.synthetic.experiment import Outcome, SyntheticRun
 
 
 @dataclass(frozen=True)
 class Store:
-    """The folder ``out``: runs/NAME.json, and maps/NAME.npz where maps were asked for.
+    """Results of runs in ``out``: runs/NAME.json, and maps/NAME.npz for the figures.
 
     NAME ends in a fingerprint of settings, torch and ``code``: where one of them changed the run is repeated,
-    and the file of the earlier one stays. Make it with :meth:`open`.
+    and the earlier file stays. Worker processes get the ``code`` of their parent: the source may be edited
+    meanwhile. Make it with :meth:`open`.
     """
 
     out: Path
@@ -31,46 +30,56 @@ class Store:
 
     @staticmethod
     def open(out: Path) -> Store:
-        """The store in ``out`` for the code as it is now."""
+        """Store in ``out`` for the current code."""
         return Store(out, code_fingerprint("hetsngp.paper.synthetic.experiment"))
 
     def fingerprint(self, run: SyntheticRun) -> str:
-        """Of all that decides the numbers of ``run``."""
-        decides = {"settings": run.settings(), "code": self.code, "torch": torch.__version__}
-        return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:12]
-
-    def file(self, run: SyntheticRun) -> Path:
-        """Where the numbers of ``run`` are, or will be."""
-        return self.out / "runs" / f"{run.name}-{self.fingerprint(run)}.json"
-
-    def maps_file(self, run: SyntheticRun) -> Path:
-        """Where its maps are, or will be."""
-        return self.out / "maps" / f"{run.name}-{self.fingerprint(run)}.npz"
+        """Hash of all that decides the numbers of ``run``."""
+        return fingerprint_of({"settings": run.settings(), "code": self.code, "torch": torch.__version__})
 
     def has(self, run: SyntheticRun, *, maps: bool) -> bool:
-        """Whether ``run`` was finished before, with its maps if they are needed."""
-        return self.file(run).exists() and (self.maps_file(run).exists() or not maps)
+        """Whether ``run`` is finished, with its maps if they are needed."""
+        return self.read(run) is not None and (not maps or self.read_maps(run) is not None)
 
     def write(self, run: SyntheticRun, outcome: Outcome) -> None:
-        """Maps first: the numbers say that the run is done."""
+        """Store numbers and maps; maps first, because the numbers say that the run is finished."""
         if outcome.maps is not None:
-            arrays: dict[str, Any] = outcome.maps
-            write_atomically(self.maps_file(run), lambda file: np.savez_compressed(file, **arrays))
-        decided = {"fingerprint": self.fingerprint(run), "settings": run.settings(), **self.versions()}
-        write_json(self.file(run), {**decided, "numbers": outcome.numbers})
+            self._maps.write_arrays(self._name(run), self.fingerprint(run), outcome.maps)
+        content = {"settings": run.settings(), **self.versions(), "numbers": outcome.numbers}
+        self._numbers.write(self._name(run), self.fingerprint(run), content)
 
-    def read(self, run: SyntheticRun) -> dict[str, Any]:
-        """What ``write`` wrote of the numbers."""
-        found: dict[str, Any] = json.loads(self.file(run).read_text(encoding="utf-8"))
+    def read(self, run: SyntheticRun) -> dict[str, Any] | None:
+        """Settings, versions and numbers of ``run``, or None."""
+        found = self._numbers.read(self._name(run), self.fingerprint(run))
+        return None if found is None else {"fingerprint": self.fingerprint(run), **found}
+
+    def read_maps(self, run: SyntheticRun) -> dict[str, np.ndarray] | None:
+        """Maps of ``run``, or None."""
+        return self._maps.read_arrays(self._name(run), self.fingerprint(run))
+
+    def results(self, runs: Iterable[SyntheticRun]) -> dict[SyntheticRun, dict[str, Any]]:
+        """Settings, versions and numbers of ``runs``, which are finished."""
+        found = {}
+        for run in runs:
+            content = self.read(run)
+            if content is None:
+                raise RuntimeError(f"{run.name} in {self.out} changed while it was in use: run again")
+            found[run] = content
         return found
 
-    def read_maps(self, run: SyntheticRun) -> dict[str, np.ndarray]:
-        """What ``write`` wrote of the maps."""
-        with np.load(self.maps_file(run)) as arrays:
-            return dict(arrays)
+    @property
+    def _numbers(self) -> ResultCache:
+        return ResultCache(self.out / "runs")
+
+    @property
+    def _maps(self) -> ResultCache:
+        return ResultCache(self.out / "maps")
+
+    def _name(self, run: SyntheticRun) -> str:
+        return f"{run.name}-{self.fingerprint(run)}"
 
     def versions(self) -> dict[str, str]:
-        """Of what ran."""
+        """Versions of the software."""
         return {
             "hetsngp": importlib.import_module("hetsngp").__version__,
             "code": self.code,

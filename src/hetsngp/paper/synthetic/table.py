@@ -1,4 +1,4 @@
-"""The paper's synthetic tasks as a table: the runs and figures of ``hetsngp demo``, on seeds of their own."""
+"""The paper's synthetic tasks as a table: the runs and figures of ``hetsngp demo``, on other seeds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hetsngp.paper.plots import draw
-from hetsngp.paper.results import Asked, Result
+from hetsngp.paper.results import Result, TableRequest
 from hetsngp.paper.synthetic.demo import DemoConfig, draw_figures
 from hetsngp.paper.synthetic.processes import Step, run_all
 from hetsngp.paper.synthetic.store import Store
@@ -18,27 +18,27 @@ NUMBERS = {"accuracy": "accuracy", "auroc": "ood_auroc"}
 """Metric of a column → name in a run's numbers."""
 
 
-def plan_for(asked: Asked) -> DemoConfig:
-    """Every task with every row, for every seed."""
-    (part,) = asked.table.parts
+def plan_for(request: TableRequest) -> DemoConfig:
+    """Runs of every task with every row, for every seed."""
+    (part,) = request.table.parts
     tasks = tuple(column.data for column in part.columns)
     methods = tuple(row.recipe for row in part.rows)
-    return DemoConfig(tasks, methods, asked.seeds, epochs=_epochs(asked.changes))
+    return DemoConfig(tasks, methods, request.seeds, epochs=_epochs(request.changes))
 
 
-def synthetic_states(asked: Asked, out: Path) -> list[tuple[str, str]]:
-    """(name, "finished" or "to do") of every run."""
-    plan, store = plan_for(asked), Store.open(out / "synthetic")
+def synthetic_states(request: TableRequest, out: Path) -> list[tuple[str, str]]:
+    """State of every run: its name, and "finished" or "to do"."""
+    plan, store = plan_for(request), Store.open(out / "synthetic")
     return [
         (run.name, "finished" if store.has(run, maps=plan.has_maps(run)) else "to do") for run in plan.runs()
     ]
 
 
 def reproduce_synthetic(
-    asked: Asked, out: Path, say: Callable[[str], None], jobs: int | None = None
+    request: TableRequest, out: Path, say: Callable[[str], None], jobs: int | None = None
 ) -> Result:
     """Train what is not in ``out/synthetic`` yet; the figures are of the first seed."""
-    plan, store = plan_for(asked), Store.open(out / "synthetic")
+    plan, store = plan_for(request), Store.open(out / "synthetic")
     runs = plan.runs()
     todo = [run for run in runs if not store.has(run, maps=plan.has_maps(run))]
     if len(todo) < len(runs):
@@ -52,9 +52,9 @@ def reproduce_synthetic(
             say(f"{done}/{len(todo)}  {step.run.name}")
 
     run_all(todo, store, maps=plan.has_maps, workers=jobs, on_step=on_step)
-    results = {run: store.read(run) for run in runs}
-    result = Result(asked, notes=asked.table.notes)
-    (part,) = asked.table.parts
+    results = store.results(runs)
+    result = Result(request, notes=request.table.notes)
+    (part,) = request.table.parts
     for run in sorted(runs, key=lambda run: (run.seed, run.name)):
         numbers = results[run]["numbers"]
         row = next(row for row in part.rows if row.recipe == run.method)
@@ -65,7 +65,7 @@ def reproduce_synthetic(
             "seconds": numbers["seconds"],
             "numbers": numbers,
         }
-    files = [*draw_figures(plan, store, results), *result.save(out), out / f"{asked.name}.png"]
+    files = [*draw_figures(plan, store, results), *result.save(out), out / f"{request.name}.png"]
     draw(result, files[-1])
     say(str(result))
     say(f"wrote {', '.join(str(file) for file in files)}")
