@@ -5,7 +5,7 @@
     python benchmarks/training.py --epochs 2 --depth 10 --width 1 --images 600 --batch 64   # a look on a CPU
 
 WRN-16-8 on CIFAR-100, 45,000 images to train on and 5,000 held out (to calibrate; nothing is chosen by test
-images), by the recipe "cifar100" of the book: 30 epochs of SGD with Nesterov's momentum, batch 512, bfloat16,
+images), by the recipe "cifar100": 30 epochs of SGD with Nesterov's momentum, batch 512, bfloat16,
 channels_last, compiled. The bare step is forward, cross-entropy, backward and SGD of the same compiled
 network on a batch that stays in place: no data, no augmentation, no loop around it. Seconds of an epoch are
 the median without the first, which compiles. Methods run one after another in the same process, the bare step

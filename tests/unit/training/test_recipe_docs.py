@@ -1,4 +1,4 @@
-"""docs/recipes.md has every key of a recipe with its default, and every recipe of the book."""
+"""docs/recipes.md has every key of a recipe with its default, and every recipe of the package."""
 
 import itertools
 import re
@@ -12,7 +12,7 @@ from hetsngp.choices import FEATURES, LIKELIHOODS, LINKS, NOISES, NORMALIZATIONS
 from hetsngp.fitting.schedule import DECAYS, OPTIMIZERS
 from hetsngp.models.methods import METHODS
 from hetsngp.training.hardware import PRECISIONS, STRATEGIES
-from hetsngp.training.recipes.keys import SECTIONS, known_keys
+from hetsngp.training.recipes.keys import RENAMED, SECTIONS, known_keys
 from hetsngp.training.recipes.recipe import BOUND_EVERY, read_recipe, recipe_file, recipe_names
 from hetsngp.training.recipes.task import ImageTask
 
@@ -77,6 +77,11 @@ def test_a_key_is_documented_with_its_default(key: str) -> None:
     assert len(meaning) > 5
 
 
+def test_old_keys_are_documented() -> None:
+    listed = {old.strip("`"): new.strip("`") for old, new in rows("| old key | new key |")}
+    assert listed == RENAMED
+
+
 CHOICES = {
     "method": tuple(METHODS),
     "options.normalization": NORMALIZATIONS,
@@ -98,7 +103,7 @@ def test_choices_are_all_named(key: str) -> None:
     assert set(CHOICES[key]) <= set(re.findall(r"`([^`]+)`", documented()[key][1]))
 
 
-def test_the_book_is_listed_as_its_files_begin() -> None:
+def test_recipes_are_listed_as_their_files_begin() -> None:
     listed = {name.strip("`"): what for name, what in rows("| recipe | what it is |")}
     assert listed == {name: first_line(name) for name in recipe_names()}
 
