@@ -2,7 +2,7 @@
 
     export HETSNGP_DATA=...
     python benchmarks/training.py --seeds 0 1 2 --out benchmarks/results            # one H200: 6 minutes
-    python benchmarks/training.py --epochs 2 --depth 10 --width 1 --images 600 --batch 64   # a look on a CPU
+    python benchmarks/training.py --epochs 2 --depth 10 --width 1 --images 600 --batch 64   # a quick run on a CPU
 
 WRN-16-8 on CIFAR-100, 45,000 images to train on and 5,000 held out (to calibrate; nothing is chosen by test
 images), by the recipe "cifar100": 30 epochs of SGD with Nesterov's momentum, batch 512, bfloat16,
@@ -82,7 +82,7 @@ def largest_excess(model: Any) -> float:
 
 
 def recipe_of(method: str, bound_every: int, options: Any, seed: int) -> Recipe:
-    """That of the book, with what was asked for in its place."""
+    """Recipe "cifar100" with the settings that were asked for."""
     changes = [
         f"method={method}",
         f"seed={seed}",
@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=16)
     parser.add_argument("--width", type=int, default=8)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--images", type=int, default=None, help="of the training images, for a look")
+    parser.add_argument("--images", type=int, default=None, help="number of training images, for a quick run")
     parser.add_argument("--out", type=Path, default=None, help="folder for training.json")
     parser.add_argument("--name", default="training")
     options = parser.parse_args()
