@@ -1,9 +1,9 @@
 """HetSNGP with very many classes: parameters, memory and time of each kind of label noise.
 
     python benchmarks/classes.py --device cuda --out benchmarks/results      # half a minute on one H200
-    python benchmarks/classes.py --classes 1000 --batch 8 --rank 6           # a look on a CPU
+    python benchmarks/classes.py --classes 1000 --batch 8 --rank 6           # quick, on a CPU
 
-One hidden layer of 768 units stands for the backbone, so that what is measured is the head. 21,843 is the
+The backbone is one hidden layer of 768 units, so that the head is measured. 21,843 is the
 number of classes of ImageNet-21k, R = 50 the paper's rank there. Times are medians and ratios
 to the deterministic head of the same run; memory is the peak of a training step and of a prediction, with
 weights, gradients and Adam's state.

@@ -6,8 +6,9 @@ Both heads have the same weights and the same ``shared`` posterior, at B = 128, 
 textbook's materialises S × K samples of the logits for every row, as the original code does:
 S = 5,000 to predict, 1,000 to train.
 
-* predict: the whole of ours (``head.predict``: probabilities, the clean ones, and the split of doubt, with
-  the number of points chosen by itself) against the textbook's probabilities alone. "probs": our
+* predict: all of ours (``head.predict``: probabilities, clean probabilities and the split of uncertainty,
+with
+  the number of points chosen from a target error) against the textbook's probabilities alone. "probs": our
   probabilities alone.
 * train: loss and gradient of every parameter. Ours takes the smallest number of points whose gradient error
   is no larger than the textbook's; the errors in the weights of the mean, of d and of V alone are in the
@@ -55,9 +56,9 @@ NOISE: dict[str, tuple[float, float] | None] = {
     "wide": (4.0, 4.0),
 }
 POINTS = (64, 128, 192, 256, 320, 384, 448, 512, 768, 1024, 2048)
-REPETITIONS = 24  # of a gradient, for its error
+REPETITIONS = 24  # gradients from which an error is estimated
 REFERENCE = 2**16
-ROWS_OF_REFERENCE = 8
+REFERENCE_EXAMPLES = 8
 
 
 class Identity(nn.Module):
@@ -78,7 +79,7 @@ def clusters(classes: int, count: int, generator: torch.Generator) -> tuple[Tens
 
 
 def make(classes: int, steps: int = 300) -> hetsngp.Classifier:
-    """A trained head with a shared posterior."""
+    """Trained head with a shared posterior."""
     generator = torch.Generator().manual_seed(0)
     model = hetsngp.build(
         "hetsngp",
@@ -162,7 +163,7 @@ def reference(u: UtilityNormal) -> Tensor:
 
 
 def probability_errors(model: hetsngp.Classifier, x: Tensor) -> dict[str, Any]:
-    u = model.utility(x[:ROWS_OF_REFERENCE]).tempered(model.temperature)
+    u = model.utility(x[:REFERENCE_EXAMPLES]).tempered(model.temperature)
     truth = reference(u)
     ours, points = link.softmax_probs(u)
     textbook = torch.stack(
@@ -177,7 +178,7 @@ def probability_errors(model: hetsngp.Classifier, x: Tensor) -> dict[str, Any]:
 
 def gradient_errors(model: hetsngp.Classifier, x: Tensor, y: Tensor) -> dict[str, Any]:
     """Relative error of the gradient in each group of weights, by the number of points."""
-    x, y = x[:ROWS_OF_REFERENCE], y[:ROWS_OF_REFERENCE]
+    x, y = x[:REFERENCE_EXAMPLES], y[:REFERENCE_EXAMPLES]
     noise = model.head.noise
     assert isinstance(noise, LowRankNoise)
     groups = {"mean": [model.head.latent.beta], "d": [*noise.diagonal.parameters()]}  # type: ignore[union-attr]
@@ -198,7 +199,7 @@ def gradient_errors(model: hetsngp.Classifier, x: Tensor, y: Tensor) -> dict[str
     # The mean of many textbook gradients: independent of our points.
     many = [gradient(textbook_loss(model, x, y, samples=2000)) for _ in range(REPETITIONS)]
     truth = {name: torch.stack([g[name] for g in many]).double().mean(0) for name in groups}
-    # Var of that mean is left out of every error below, alike for both heads.
+    # The variance of that mean is not included in the errors below, for both heads.
     spare = {
         name: float(torch.stack([g[name] for g in many]).double().var(0).sum() / len(many)) for name in groups
     }
@@ -222,7 +223,7 @@ def gradient_errors(model: hetsngp.Classifier, x: Tensor, y: Tensor) -> dict[str
     return table
 
 
-# --- time and memory, each in a process of its own --------------------------------------------------------
+# --- time and memory, each in a separate process ----------------------------------------------------------
 
 
 def peak_memory() -> int:
@@ -269,7 +270,7 @@ def measure(action: str, path: str, noise: str, points: int) -> dict[str, float]
     }
     run = actions[action]
     if "ours" in action:
-        run()  # nets and permutations are made once
+        run()  # fills the caches of Sobol nets and permutations
     seconds = []
     reset_peak()
     before = peak_memory()

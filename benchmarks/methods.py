@@ -1,4 +1,4 @@
-"""What each method costs beside a deterministic network: parameters, a training step, a prediction.
+"""Cost of each method relative to a deterministic network: parameters, a training step, a prediction.
 
     python benchmarks/methods.py --problems table --out benchmarks/results                     # half a minute
     python benchmarks/methods.py --problems images --batch 32 --steps 20 --rounds 3 --out benchmarks/results
@@ -9,12 +9,11 @@ On a CPU one thread is used, and the second command takes four minutes.
 Two problems: "images", WRN-16-4 on 32×32 images of 100 classes, and "table", a residual MLP (4 blocks of
 width 128) on 16 columns and 10 classes. A model is first trained for a few steps on clusters with a tenth of
 the labels wrong, and its posterior is fitted and calibrated, because the number of integration points of a
-prediction follows from the noise and the posterior it has learned. Then every method takes its turn in every
-round, so that what else the machine does meets them alike; a time is the median over rounds. Times are ratios
-to the deterministic network of the same run, whose own times are given to tell what they are ratios of.
-"predict" is the whole of it, with the split of doubt; "probs" the probabilities alone (``predict_probs``);
-"fixed" is "predict" at 256 integration points, the same for all, where the default takes as many as the noise
-and the posterior that a model has learned ask for.
+prediction depends on the learned noise and posterior. The methods take turns in every round, so that other
+load of the machine affects all of them; a time is the median over rounds. Times are ratios to the
+deterministic network of the same run, whose times are given in seconds. "predict" includes the split of
+uncertainty; "probs" is the probabilities alone (``predict_probs``); "fixed" is "predict" at 256 integration
+points for all methods, where the default chooses the number from a target error.
 
 "Ensemble (3)" is an ensemble of three HetSNGP; its step is one of all three.
 """
@@ -67,7 +66,7 @@ def make(problem: str, method: str, classes: int, size: int) -> Any:
 
 
 class Contender:
-    """A trained model, ready to be timed."""
+    """Trained model to be timed."""
 
     def __init__(self, problem: str, method: str, args: argparse.Namespace) -> None:
         classes, device = (100 if problem == "images" else 10), torch.device(args.device)
@@ -145,7 +144,7 @@ def measure(problem: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """For people: ratios to deterministic, and of predictions to hetsngp."""
+    """Table in Markdown: ratios to deterministic, and of predictions to hetsngp."""
     lines = []
     for problem, methods in results.items():
         own, het = methods["deterministic"], methods["hetsngp"]

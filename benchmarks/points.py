@@ -1,10 +1,10 @@
-"""How many points plain Monte Carlo needs for one of ours, at equal error of E softmax(u).
+"""Number of plain Monte Carlo points for each of ours, at equal error of E softmax(u).
 
     PYTHONPATH=src python benchmarks/points.py --out benchmarks/results     # 10 s on two cores
 
 "plain net": the same Sobol and Latin-hypercube points without the K−1 contrasts (K ≤ 32) and without the
-Taylor control (mild noise, K > 32), to show what those two are worth. Ratios of squared errors, 4 rows, 128
-points.
+Taylor control (mild noise, K > 32), to show the effect of those two. Ratios of squared errors, 4 examples,
+128 points.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from hetsngp.nn.backbones import ResidualMLP, WideResNet
 from hetsngp.nn.dirichlet import LOG_UNIT, DirichletHead
 from hetsngp.nn.heads import GaussianHead
 
-DOUBTS = (
+UNCERTAINTIES = (
     "total_uncertainty",
     "data_uncertainty",
     "model_uncertainty",
@@ -74,7 +74,7 @@ def _stochastic(model: Any) -> bool:
 
 
 def _refuses_a_gaussian() -> Any:
-    """What a head without a Gaussian over logits says, and what to do instead."""
+    """Error of a head without a Gaussian over logits, which names the alternative."""
     return pytest.raises(TypeError, match=r"no Gaussian over logits; use model\.predict\(x\)")
 
 
@@ -92,7 +92,7 @@ def _assert_well_formed(
         assert field.dtype == (torch.long if name == "num_points" else dtype), name
         assert not field.requires_grad, name
         assert torch.isfinite(field.double()).all(), name
-    for name in DOUBTS:
+    for name in UNCERTAINTIES:
         assert (getattr(p, name) >= 0).all(), name
     for probs in (p.probs, p.clean_probs):
         assert ((probs >= 0) & (probs <= 1)).all()
@@ -125,7 +125,7 @@ BACKBONES: dict[str, Callable[[torch.Generator], torch.nn.Module]] = {
     ],
 )
 def test_a_generator_draws_every_initial_value(method: str, options: dict[str, Any], backbone: str) -> None:
-    """Those of the paper's backbones too; torch's global generator neither moves nor matters."""
+    """The paper's backbones included; torch's global generator neither changes nor matters."""
     built = []
     with torch.random.fork_rng(devices=[]):
         for global_seed, seed in ((1, 5), (2, 5), (2, 6)):
@@ -158,8 +158,8 @@ def test_a_prediction_is_well_formed(method: str, options: dict[str, Any]) -> No
 
 
 @every_variant
-def test_doubt_is_zero_exactly_where_it_has_no_source(method: str, options: dict[str, Any]) -> None:
-    """Function uncertainty is of a posterior, member uncertainty of members."""
+def test_uncertainty_is_zero_exactly_where_it_has_no_source(method: str, options: dict[str, Any]) -> None:
+    """Function uncertainty comes from a posterior, member uncertainty from members."""
     x, _ = _data()
     model = toy.trained(method, **options)
     p = model.predict(x)
@@ -170,8 +170,8 @@ def test_doubt_is_zero_exactly_where_it_has_no_source(method: str, options: dict
         assert (p.latent_variance > 0).all()
         return
     has_posterior = method in GP and options.get("posterior") != "none"
-    for doubt in (p.function_uncertainty, p.latent_variance):
-        assert (doubt > 0).all() if has_posterior else (doubt == 0).all()
+    for uncertainty in (p.function_uncertainty, p.latent_variance):
+        assert (uncertainty > 0).all() if has_posterior else (uncertainty == 0).all()
     if members == 1:
         assert torch.equal(p.ood_score, p.model_uncertainty if has_posterior else p.total_uncertainty)
     else:  # that of the mixture, but for the rounding of means
@@ -390,7 +390,7 @@ def test_the_loss_is_the_mean_over_examples_plus_the_prior(method: str) -> None:
 
 @every_method
 def test_what_the_loss_misses_is_said_once(method: str) -> None:
-    """The size of the data where there is a prior, those of the classes where they count."""
+    """The size of the data where there is a prior, of the classes where the head uses it."""
     x, y = _data()
     x = x.double()
     model = toy.alike(toy.trained(method).double())
@@ -410,7 +410,7 @@ def test_what_the_loss_misses_is_said_once(method: str) -> None:
 
 @every_method
 def test_parameter_groups_cover_each_parameter_once_and_spare_what_has_its_own_size(method: str) -> None:
-    """β has a prior, and decay would flatten a density; the loop knows them by a mark."""
+    """β has a prior, and weight decay would flatten a density."""
     model = toy.build(method)
     groups = model.parameter_groups(0.1)
     ids = [id(p) for group in groups for p in group["params"]]
@@ -421,7 +421,7 @@ def test_parameter_groups_cover_each_parameter_once_and_spare_what_has_its_own_s
     for group in groups:
         for parameter in group["params"]:
             assert group["weight_decay"] == (0.0 if id(parameter) in spared else 0.1)
-            assert group.get("natural_size_one", False) == (id(parameter) in spared)
+            assert group.get("no_weight_decay", False) == (id(parameter) in spared)
     torch.optim.AdamW(groups)
 
 
@@ -765,7 +765,7 @@ def test_an_ensemble_of_one_is_its_member(method: str) -> None:
 
 
 @pytest.mark.parametrize(("method", "link"), toy.LINKED)
-def test_an_ensemble_of_two_splits_doubt_in_three(method: str, link: str) -> None:
+def test_an_ensemble_of_two_splits_uncertainty_in_three(method: str, link: str) -> None:
     options = {} if link == "softmax" else {"link": link}
     x, y = _data(**options)
     pair = [_member(method, seed, **options) for seed in (1, 2)]

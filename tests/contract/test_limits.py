@@ -1,4 +1,4 @@
-"""Limits in which one method becomes another, or the answer is known (STYLE 12)."""
+"""Limits in which one method becomes another, or the answer is known."""
 
 from __future__ import annotations
 
@@ -97,15 +97,15 @@ def test_zero_gp_variance_is_heteroscedastic_noise_on_the_same_mean(
     with torch.no_grad():  # noise wide enough to matter
         (model.head.noise.factor if noise == "low_rank" else model.head.noise.row).bias.add_(1.0)
     model.head.latent.posterior.scale.fill_(0.0)
-    # The oracle from parts: Φβ from the latent, d² and V from the noise head, and of the posterior only how
-    # familiar the inputs are.
+    # The oracle from parts: Φβ from the latent, d² and V from the noise head, and of the posterior only the
+    # contraction.
     with torch.no_grad():
         latent, h = model.head.latent, model.backbone(x)
         mean = latent.features(h) @ latent.beta
         var, factor = model.head.noise(h, latent)
         width = (var + factor.dense().square().sum(-1)).mean(-1)
-        known = _familiarity(model, train, x, posterior)
-        known = known / (known + (1 - known) * width.clamp_min(1))  # of wide noise less is believed
+        known = _dense_contraction(model, train, x, posterior)
+        known = known / (known + (1 - known) * width.clamp_min(1))  # wide noise is reduced more
         var, v = var * known[:, None], factor.dense() * known[:, None, None].sqrt()
     u = model.utility(x)
     assert torch.equal(u.mean, mean)
@@ -182,9 +182,9 @@ def test_equal_members_are_one_of_them(method: str, posterior: str) -> None:
         torch.testing.assert_close(loss, 3 * one.loss(x, y), rtol=1e-4, atol=1e-5)
 
 
-def _familiarity(model: Any, train: Tensor, x: Tensor, posterior: str) -> Tensor:
-    """Of x (B, D), by the dense GP: unit noise; under Eq. (5) the noise 1/(p(1 − p)) of the class that has
-    learned most; one where there is no posterior."""
+def _dense_contraction(model: Any, train: Tensor, x: Tensor, posterior: str) -> Tensor:
+    """Contraction at x (B, D) of the dense GP with unit noise, or, under Eq. (5), with the noise 1/(p(1 − p))
+    of the class where it is largest; one where there is no posterior."""
     if posterior == "none":
         return torch.ones(len(x)).double()
     latent = model.head.latent

@@ -36,7 +36,7 @@ def blobs(
 
 
 def frozen(method: str = "sngp", classes: int = 3, **options: Any) -> hetsngp.Classifier:
-    """A small network that stays as it is, converted; the same at every call."""
+    """Small frozen network, converted; the same at every call."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, classes))
@@ -46,7 +46,7 @@ def frozen(method: str = "sngp", classes: int = 3, **options: Any) -> hetsngp.Cl
 
 
 def inducing(x: Tensor, method: str = "sngp", classes: int = 3, **options: Any) -> hetsngp.Classifier:
-    """In float64, on inducing features of x (n, D), which the head has looked at."""
+    """Model in float64 on inducing features made from x (n, D)."""
     every: dict[str, Any] = {"features": "inducing", "amplitude": 3.0, "normalization": None, "rank": 1}
     every |= {"generator": torch.Generator().manual_seed(0), "dataset_size": len(x), **options}
     model = hetsngp.build(method, Features(x.shape[1], "mlp"), classes, **every).double()
@@ -59,7 +59,7 @@ def loader(x: Tensor, y: Tensor, batch_size: int = 12) -> DataLoader[Any]:
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """All tensors of a model as they are now."""
+    """Copies of all tensors of a model."""
     return {name: t.detach().clone() for name, t in model.state_dict().items()}
 
 
@@ -74,7 +74,7 @@ def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 
 
 def labels_for(y: Tensor, classes: int, options: dict[str, Any]) -> Tensor:
-    """The labels as the link wants them."""
+    """Labels in the form that the link takes."""
     return torch.nn.functional.one_hot(y, classes).float() if options.get("link") == "sigmoid" else y
 
 
@@ -106,7 +106,7 @@ LINKED = [*((method, "softmax") for method in METHODS), *((method, "sigmoid") fo
 
 
 def alike(model: Any) -> Any:
-    """Give the members of ``model`` the same inputs in training too: its loss depends on no partners then."""
+    """Give all members of ``model`` the same inputs in training too, so that the loss is deterministic."""
     model.input_repetition = 1.0
     return model
 

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hetsngp.functional import dirichlet
-from hetsngp.functional import dirichlet as functional
 from hetsngp.nn.heads import Head, Link
 from hetsngp.nn.initialization import seeded_linear
 from hetsngp.nn.precision import KeepsPrecision
@@ -56,7 +55,7 @@ class ClassFlows(KeepsPrecision):
 
     def forward(self, z: Tensor) -> Tensor:
         """log q(z | c): (B, L) → (B, K)."""
-        return functional.log_density(z, self.centres.to(z), self.raw_alphas.to(z), self.raw_betas.to(z))
+        return dirichlet.log_density(z, self.centres.to(z), self.raw_alphas.to(z), self.raw_betas.to(z))
 
 
 class LatentNorm(nn.BatchNorm1d):

@@ -54,6 +54,11 @@ def _count(phi: Tensor, weight: Tensor | None) -> float:
     return len(phi) if weight is None else float(_wide(weight).sum())
 
 
+def _gram(phi: Tensor, weight: Tensor | None) -> Tensor:
+    """Σ φφᵀ in float64: (m, m)."""
+    return laplace.gram(_wide(phi), None if weight is None else _wide(weight))
+
+
 def _contraction(var: Tensor, phi: Tensor) -> Tensor:
     """1 − var/‖φ‖², ‖φ‖² being the prior's variance: (B,)."""
     return (1 - var / phi.square().sum(-1)).clamp(0, 1)
@@ -183,7 +188,7 @@ class SharedPosterior(Posterior):
     def statistics(
         self, phi: Tensor, probs: Tensor, temperature: Tensor, weight: Tensor | None = None
     ) -> Statistics:
-        sums = laplace.gram(_wide(phi), None if weight is None else _wide(weight))
+        sums = _gram(phi, weight)
         return Statistics(_count(phi, weight), sums, phi.new_zeros(0))
 
     def fit(self, total: Statistics, fisher: Tensor | None = None) -> None:
@@ -224,7 +229,7 @@ class KroneckerPosterior(Posterior):
     def statistics(
         self, phi: Tensor, probs: Tensor, temperature: Tensor, weight: Tensor | None = None
     ) -> Statistics:
-        sums = laplace.gram(_wide(phi), None if weight is None else _wide(weight))
+        sums = _gram(phi, weight)
         return Statistics(_count(phi, weight), sums, self.fisher(probs, temperature, weight, len(phi)))
 
     def fisher(
@@ -288,7 +293,7 @@ class MomentumPosterior(SharedPosterior):
     @torch.no_grad()
     def update(self, phi: Tensor, dataset_size: float | None = None) -> None:
         """Add a batch phi (B, m) to the average and factorise: O(m³)."""
-        batch_mean = laplace.gram(_wide(phi)) / len(phi)
+        batch_mean = _gram(phi, None) / len(phi)
         self.steps += 1
         self.seen += len(phi)
         # Bias-corrected: a plain mean at first, weight 1 − momentum once that is larger than 1/steps.

@@ -175,7 +175,7 @@ def test_a_concentrated_dirichlet_is_a_gaussian() -> None:
         assert torch.allclose(dirichlet.mutual_information(scale * p), want, rtol=10 / scale + 1e-12, atol=0)
 
 
-def test_nothing_seen_and_the_order_of_doubt() -> None:
+def test_nothing_seen_and_the_order_of_uncertainty() -> None:
     for classes in (2, 3, 100):
         ones = torch.ones(1, classes, dtype=torch.float64)
         assert dirichlet.differential_entropy(ones).item() == pytest.approx(-math.lgamma(classes), rel=1e-13)

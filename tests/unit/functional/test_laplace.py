@@ -261,7 +261,7 @@ def test_update_posterior_through_the_model() -> None:
         model.update_posterior(batch)
     near = model.predict(x).latent_variance
     model.update_posterior(x)
-    assert (model.predict(x).latent_variance < near).all()  # more data, less doubt
+    assert (model.predict(x).latent_variance < near).all()  # more data, less variance
 
 
 def test_contrast_basis_is_orthonormal_and_blind_to_a_common_shift() -> None:

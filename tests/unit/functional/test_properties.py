@@ -81,7 +81,7 @@ def members(draw: st.DrawFn) -> tuple[list[Prediction], bool]:
 
 @settings(max_examples=100, deadline=None)
 @given(members())
-def test_the_doubt_of_a_mixture_is_never_negative_and_adds_up(given_members: tuple[Any, bool]) -> None:
+def test_the_uncertainty_of_a_mixture_is_never_negative_and_adds_up(given_members: tuple[Any, bool]) -> None:
     each, sigmoid = given_members
     p = mixture(each, sigmoid=sigmoid)
     assert torch.equal(p.data_uncertainty + p.model_uncertainty, p.total_uncertainty)
@@ -92,7 +92,7 @@ def test_the_doubt_of_a_mixture_is_never_negative_and_adds_up(given_members: tup
     inner = sum(e.member_uncertainty for e in each) / len(each)
     between = math.log(len(each)) * (p.probs.shape[-1] if sigmoid else 1)  # as much as there is to know
     assert (p.member_uncertainty <= inner + between + 1e-4).all()
-    # Disagreement is what knowing the member would tell: mixing only adds doubt.
+    # Disagreement is I(y; member): mixing only adds uncertainty.
     assert (p.total_uncertainty >= sum(e.total_uncertainty for e in each) / len(each) - 1e-4).all()
     back = mixture(each[::-1], sigmoid=sigmoid)
     torch.testing.assert_close(back.member_uncertainty, p.member_uncertainty, rtol=1e-3, atol=1e-5)

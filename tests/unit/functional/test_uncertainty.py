@@ -98,7 +98,7 @@ def test_very_many_classes_far_from_the_data_pass_the_ceiling_of_the_nested_rule
 
 
 def mutual_information(f: np.ndarray, shift: np.ndarray, probs: np.ndarray) -> float:
-    """Of one row, by loops: H(mean p) − mean H(p), and towards H(probs) − mean H(p) as it nears log M."""
+    """Nested rule by loops: H(mean p) − mean H(p), and towards H(probs) − mean H(p) as it nears log M."""
     total, given = np.zeros(f.shape[1]), 0.0
     for each in f:
         p = sum(oracles.softmax(each + s) for s in shift) / len(shift)
@@ -200,7 +200,7 @@ def prediction(rows: int, classes: int, seed: int) -> Prediction:
 
 @pytest.mark.parametrize("sigmoid", [False, True])
 def test_a_mixture_by_loops(sigmoid: bool) -> None:
-    """H(mean p) = I(y; member) + the means of what the members doubt themselves."""
+    """H(mean p) = I(y; member) + the means of the members' uncertainties."""
     each = [prediction(5, 4, seed) for seed in range(3)]
 
     def h(p: torch.Tensor) -> float:

@@ -122,8 +122,8 @@ def test_under_the_posterior_it_is_added_to_the_gp_s(method: str) -> None:
     (readout,) = noisy_features(model, x)[1]
     noise = torch.stack([readout.mT @ sigma @ readout for sigma in feature_covariance(model, x)]).detach()
     width = noise.diagonal(dim1=1, dim2=2).mean(-1).clamp_min(1)
-    familiar = model.head.latent.posterior_contraction(h).detach()
-    known = familiar / (familiar + (1 - familiar) * width)
+    k = model.head.latent.posterior_contraction(h).detach()
+    known = k / (k + (1 - k) * width)
     expected = known.view(-1, 1, 1) * noise + model.head.latent(h, posterior=True).covariance()
     torch.testing.assert_close(model.utility(x).covariance(), expected.detach(), rtol=1e-6, atol=1e-9)
     assert (known == 1).all() if method == "heteroscedastic" else (known < 0.999).any()
@@ -285,7 +285,7 @@ def test_without_noise_it_is_sngp(classes: int, posterior: str, monkeypatch: pyt
 
 
 def test_it_learns_that_labels_are_noisy() -> None:
-    """Half of the labels of one side are drawn at random: there the data's doubt is learned."""
+    """Half of the labels of one side are drawn at random: there data uncertainty is learned."""
     g = seed(1)
     x = torch.randn(300, 2, generator=g)
     x[:, 0] += torch.where(torch.rand(300, generator=g) < 0.5, -3.0, 3.0)

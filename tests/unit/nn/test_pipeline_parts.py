@@ -227,7 +227,7 @@ def test_training_data_in_the_calibration_are_noticed_wherever_they_are() -> Non
 # --- batches that were checked --------------------------------------------------------------------------
 
 
-def test_trusted_values_are_not_looked_at() -> None:
+def test_skip_validation_checks_no_values() -> None:
     x, y, weight = torch.tensor([[torch.nan]]), torch.tensor([7]), torch.tensor([-1.0])
 
     def looked_at() -> None:

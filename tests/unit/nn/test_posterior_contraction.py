@@ -103,7 +103,7 @@ def test_it_belongs_to_the_inputs_not_to_temperature_scale_or_labels(posterior: 
 
 
 @pytest.mark.parametrize(("method", "posterior"), [("heteroscedastic", "kronecker"), ("hetsngp", "none")])
-def test_without_a_posterior_everything_is_familiar(method: str, posterior: str) -> None:
+def test_without_a_posterior_the_contraction_is_one(method: str, posterior: str) -> None:
     model = fitted(posterior, method)
     assert torch.equal(posterior_contraction(model, queries()), torch.ones(len(queries())).double())
 
@@ -222,7 +222,7 @@ def test_it_is_the_training_temperature_that_noise_is_measured_by() -> None:
     assert (believed_noise(model, x) / before)[-4:].min() > 1.5
 
 
-def test_wide_noise_does_not_hide_doubt_half_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_noise_does_not_hide_uncertainty_half_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A half of wide noise is still wide: there it would pass for a fact about the labels."""
     model = widen(fitted("kronecker", random_features=512), 20.0)
     x = torch.cat([factor * data()[0] for factor in (1.5, 2.0, 3.0)])
@@ -238,8 +238,8 @@ def test_wide_noise_does_not_hide_doubt_half_way_out(monkeypatch: pytest.MonkeyP
     assert here.data_uncertainty.mean() > 0.9 * old_here.data_uncertainty.mean()  # on the data it is kept
 
 
-def test_noise_of_the_data_does_not_hide_the_doubt_far_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the noise as the network extrapolates it, a part of the doubt far away would pass for noise."""
+def test_noise_of_the_data_does_not_hide_the_uncertainty_far_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the noise that the network extrapolates, part of the uncertainty far away would count as noise."""
     model = widen(fitted("kronecker", random_features=512))
     near, far = data()[0], 100 * data()[0]
     here, there = model.predict(near), model.predict(far)

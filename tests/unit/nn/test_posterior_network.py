@@ -1,4 +1,4 @@
-"""Posterior Network: densities that integrate to one, evidence that is counted, and doubt that follows."""
+"""Posterior Network: densities that integrate to one, evidence, and its uncertainty."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_forward_is_the_log_of_the_mean_and_trains_too() -> None:
 # --- the prediction -----------------------------------------------------------------------------------------
 
 
-def test_the_split_of_doubt_is_the_dirichlet_s() -> None:
+def test_the_split_of_uncertainty_is_the_dirichlet_s() -> None:
     """Against scipy's digamma, and against draws p ~ Dir(α) within four standard errors."""
     model, draws = trained(), 20_000
     x = torch.cat([data()[0][::6], 2 * torch.randn(12, 2), 20 * torch.randn(4, 2)])
@@ -245,14 +245,14 @@ def test_the_split_of_doubt_is_the_dirichlet_s() -> None:
     p = model.predict(x)
     a0 = alpha.sum(-1)
     mean = alpha / a0[:, None]
-    data_doubt = scipy.special.psi(a0 + 1) - (mean * scipy.special.psi(alpha + 1)).sum(-1)
+    data_uncertainty = scipy.special.psi(a0 + 1) - (mean * scipy.special.psi(alpha + 1)).sum(-1)
     total = scipy.stats.entropy(mean, axis=-1)
     for field, expected in (
         ("probs", mean),
         ("clean_probs", mean),
-        ("data_uncertainty", data_doubt),
+        ("data_uncertainty", data_uncertainty),
         ("total_uncertainty", total),
-        ("model_uncertainty", total - data_doubt),
+        ("model_uncertainty", total - data_uncertainty),
         ("latent_variance", scipy.special.polygamma(1, alpha).mean(-1)),
     ):
         np.testing.assert_allclose(getattr(p, field).numpy(), expected, rtol=2e-5, atol=2e-6, err_msg=field)

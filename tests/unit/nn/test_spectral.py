@@ -614,17 +614,17 @@ def test_bounds_are_measured_at_the_sizes_that_come() -> None:
 
 
 def test_a_bound_just_over_the_norm_is_raised_too() -> None:
-    """σ is an estimate from below: without room, the next one would shrink the layer."""
+    """σ is an estimate from below: without a margin, the next one would shrink the layer."""
     layer = nn.Linear(6, 6)
     sigma = true_sigma(layer, layer.weight)
     bound_layer(layer, 1.02 * sigma, keep=True)
     layer(torch.randn(3, 6))
     assert float(layer.spectral_bound) == pytest.approx(1.05 * sigma, rel=0.02)
-    roomy = nn.Linear(6, 6)
-    bound_layer(roomy, 1.2 * true_sigma(roomy, roomy.weight), keep=True)
-    before = float(roomy.spectral_bound)
-    roomy(torch.randn(3, 6))
-    assert float(roomy.spectral_bound) == before
+    loose = nn.Linear(6, 6)
+    bound_layer(loose, 1.2 * true_sigma(loose, loose.weight), keep=True)
+    before = float(loose.spectral_bound)
+    loose(torch.randn(3, 6))
+    assert float(loose.spectral_bound) == before
 
 
 def test_without_keep_a_layer_is_shrunk_to_the_bound_that_was_asked_for() -> None:
