@@ -92,7 +92,7 @@ def recipe_of(method: str, bound_every: int, options: Any, seed: int) -> Recipe:
         f"schedule.epochs={options.epochs}",
         f"schedule.lr={options.lr}",
         f"schedule.warmup={min(options.warmup, options.epochs / 5)}",
-        f"schedule.gp_lr_multiplier={options.gp_lr}",
+        f"schedule.gp_lr_multiplier={options.gp_lr_multiplier}",
     ]
     if options.spectral_bound is not None:
         changes.append(f"options.spectral_bound={options.spectral_bound}")
@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--warmup", type=float, default=2.0)
-    parser.add_argument("--gp-lr", type=float, default=1.0)
+    parser.add_argument("--gp-lr-multiplier", type=float, default=1.0)
     parser.add_argument("--spectral-bound", type=float, default=None, help="in place of the default")
     parser.add_argument("--depth", type=int, default=16)
     parser.add_argument("--width", type=int, default=8)

@@ -71,8 +71,8 @@ def mlp() -> Case:
     x, y = toy.blobs(3, 20, flip=0.3)
     loader = DataLoader(rows_of(x, y), 7, shuffle=True, collate_fn=slow_collate)
     schedule = Schedule(14, 0.003, warmup=1.5, smooth=True, optimizer="sgd")
-    plan = TrainConfig(schedule, accumulate=2, ema_decay=0.8, patience=3, bound_every=3)
-    return build("hetsngp", network), loader, plan, [toy.blobs(3, 12, flip=0.3, seed=1)]
+    config = TrainConfig(schedule, accumulate=2, ema_decay=0.8, patience=3, bound_every=3)
+    return build("hetsngp", network), loader, config, [toy.blobs(3, 12, flip=0.3, seed=1)]
 
 
 def images() -> Case:
@@ -81,8 +81,8 @@ def images() -> Case:
     pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (50, 3, 8, 8), dtype=np.uint8))
     data = ImageArrays(pixels, torch.arange(50) % 3, ("a", "b", "c"))
     loader = SlowLoader(data, 8, shuffle=True, augment=Augmentation(crop=1))
-    plan = TrainConfig(Schedule(6, 0.01), clip=1.0, bound_every=2)
-    return build("hetsngp", network, spectral_bound=6.0), loader, plan, None
+    config = TrainConfig(Schedule(6, 0.01), clip=1.0, bound_every=2)
+    return build("hetsngp", network, spectral_bound=6.0), loader, config, None
 
 
 def workers() -> Case:
@@ -97,11 +97,11 @@ CASES = {"mlp": mlp, "images": images, "workers": workers}
 
 
 def train(case: str, folder: Path) -> Trained:
-    """Begun in ``folder``, or gone on with."""
-    model, loader, plan, held_out = CASES[case]()
+    """Begin the run in ``folder``, or resume it."""
+    model, loader, config, held_out = CASES[case]()
     checkpoints = CheckpointConfig(folder, seconds=0, tensorboard=False)
     engine = Engine(Hardware(accelerator="cpu"))
-    return engine.train(model, loader, plan, held_out=held_out, checkpoints=checkpoints, show=False)
+    return engine.train(model, loader, config, held_out=held_out, checkpoints=checkpoints, show=False)
 
 
 def found(trained: Trained) -> dict[str, Any]:

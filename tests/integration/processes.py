@@ -95,7 +95,7 @@ class Case:
     """A training, and the posterior after it."""
 
     method: str
-    plan: TrainConfig
+    config: TrainConfig
     options: dict[str, Any] = field(default_factory=dict)
     fsdp: bool = True
     """Whether fsdp does the same as ddp."""
@@ -129,9 +129,9 @@ CASES = {
     "posterior_network": Case("posterior_network", TrainConfig(ADAM, ema_decay=0.8), {"latent_dim": 2}),
 }
 MOVED = Case("hetsngp", TrainConfig(SGD, accumulate=2, ema_decay=0.9, seed=5))
-"""Begun with ddp, and gone on with by something else."""
+"""Begun with ddp, and resumed with another strategy."""
 RESUMED = replace(MOVED, options={"dropout": 0.3}, watched=False)
-"""Dropout: every process draws its own random numbers, and has to go on with them."""
+"""Dropout: every process draws its own random numbers, which a checkpoint has to restore."""
 FROM_DISK = Case("deterministic", TrainConfig(SGD, accumulate=2, ema_decay=0.9), watched=False)
 """A DataLoader's batch is that of a process: two have four images each, and one has eight."""
 NORMED = replace(MOVED, options={"batch_norm": True}, watched=False)
@@ -160,7 +160,7 @@ def train(
 ) -> Trained:
     model = build(case.method, **case.options)
     watched = held_out() if case.watched else None
-    return engine.train(model, loader(), case.plan, held_out=watched, checkpoints=checkpoints)
+    return engine.train(model, loader(), case.config, held_out=watched, checkpoints=checkpoints)
 
 
 def write(out: Path, name: str, engine: Engine, trained: Trained, **more: Any) -> None:
@@ -187,7 +187,7 @@ def run_case(engine: Engine, out: Path, name: str, case: Case) -> None:
 
 
 class Interrupted(Exception):
-    """In place of a kill."""
+    """Raised instead of a kill."""
 
 
 @contextmanager
@@ -241,11 +241,11 @@ def interrupt(engine: Engine, out: Path, folder: str, case: Case, loader: Any = 
 def share_out_a_data_loader(engine: Engine, out: Path) -> None:
     """Which examples each process saw in each epoch, and for the posterior; 2 divides 20 and not 21."""
     asked: dict[str, Any] = {}
-    plan = TrainConfig(Schedule(2, lr=0.01))
+    config = TrainConfig(Schedule(2, lr=0.01))
     for count in (20, 21):
         data, model = Numbered(count), build("sngp")
         before = {key: value.clone() for key, value in model.state_dict().items()}
-        trained = engine.train(model, DataLoader(data, 5, shuffle=True), plan)
+        trained = engine.train(model, DataLoader(data, 5, shuffle=True), config)
         half = len(data.asked) // 2
         asked[f"{count} in training"] = [data.asked[:half], data.asked[half:]]
         data.asked.clear()
@@ -316,7 +316,7 @@ def by_torchrun(out: Path) -> None:
 
 
 def in_one(out: Path) -> None:
-    """What the others are held against; after them."""
+    """One process, the reference of the others; runs after them."""
     engine = Engine(Hardware(devices=1, accelerator="cpu"))
     for name, case in CASES.items():
         run_case(engine, out, f"one, {name}", case)

@@ -47,8 +47,8 @@ def test_two_thousand_images(data_root: Path, tmp_path: Path) -> None:
     assert probs.shape == (TEST, 10)
     assert accuracy(probs, labels) > 0.35  # chance: 0.1; a standard error is 0.022
     assert nll(probs, labels) < math.log(10) - 0.5
-    doubts = predictions[0][0]
-    assert torch.equal(doubts.total_uncertainty, doubts.data_uncertainty + doubts.model_uncertainty)
+    first = predictions[0][0]
+    assert torch.equal(first.total_uncertainty, first.data_uncertainty + first.model_uncertainty)
 
     engine.save(model, tmp_path / "model")
     network = nn.Sequential(WideResNet(10, 1), nn.Linear(64, 10))

@@ -38,7 +38,7 @@ def model(method: str = "hetsngp", **options: Any) -> hetsngp.Classifier:
     return hetsngp.build(method, backbone, 3, random_features=64, rank=2, **options)
 
 
-def plan(epochs: int = 4, **options: Any) -> TrainConfig:
+def config(epochs: int = 4, **options: Any) -> TrainConfig:
     return TrainConfig(
         Schedule(epochs, lr=0.05, optimizer="sgd", smooth=True), **{"bound_every": 2, **options}
     )
@@ -57,16 +57,16 @@ def test_the_fast_way_learns_and_resumes(method: str, tmp_path: Path) -> None:
     train, held_out = loader(data.take(range(256))), DeviceLoader(data.take(range(256, 320)), 30)
     engine = Engine(FAST)
     short = engine.train(
-        model(method), train, plan(2), held_out=held_out, checkpoints=CheckpointConfig(tmp_path / "short")
+        model(method), train, config(2), held_out=held_out, checkpoints=CheckpointConfig(tmp_path / "short")
     )
     assert len(short.history) == 2
     trained = engine.train(
-        model(method), train, plan(ema_decay=0.9), held_out=held_out, checkpoints=CheckpointConfig(tmp_path)
+        model(method), train, config(ema_decay=0.9), held_out=held_out, checkpoints=CheckpointConfig(tmp_path)
     )
     assert trained.history[-1].loss < trained.history[0].loss
     assert trained.history[-1].held_out < 0.3
     again = engine.train(
-        model(method), train, plan(ema_decay=0.9), held_out=held_out, checkpoints=CheckpointConfig(tmp_path)
+        model(method), train, config(ema_decay=0.9), held_out=held_out, checkpoints=CheckpointConfig(tmp_path)
     )
     assert again.resumed == 16
     for (name, a), b in zip(trained.model.named_parameters(), again.model.parameters(), strict=True):
@@ -80,12 +80,12 @@ def test_a_step_never_waits_for_the_device() -> None:
     """After the first ones, which measure, compile and fill caches."""
     engine = Engine(Hardware(devices=1, precision="bf16-mixed", channels_last=True))
     net = model(dataset_size=256).to(engine.device)
-    feed = ResumableLoader(loader(), net, engine.fabric, channels_last=True)
+    resumable = ResumableLoader(loader(), net, engine.fabric, channels_last=True)
     generator = torch.Generator().manual_seed(0)
-    steps = FabricGradients(engine.fabric, net, plan(), generator, channels_last=True, sharded=False)
+    steps = FabricGradients(engine.fabric, net, config(), generator, channels_last=True, sharded=False)
     net.train()
     for epoch in range(1, 12):
-        for index, (x, y) in enumerate(feed.begin(epoch)):
+        for index, (x, y) in enumerate(resumable.begin(epoch)):
             if epoch == 11 and index == 0:
                 torch.cuda.set_sync_debug_mode("error")
             try:
@@ -127,12 +127,12 @@ def test_fsdp_in_one_process(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import torch\n"
-        "from tests.integration.test_gpu import images, loader, model, plan\n"
+        "from tests.integration.test_gpu import images, loader, model, config\n"
         "from hetsngp.training import Engine, Hardware\n"
         "losses = []\n"
         "for strategy in ('auto', 'fsdp'):\n"
         "    engine = Engine(Hardware(devices=1, strategy=strategy))\n"
-        "    trained = engine.train(model(), loader(), plan(2, bound_every=1))\n"
+        "    trained = engine.train(model(), loader(), config(2, bound_every=1))\n"
         "    losses.append(trained.history[-1].loss)\n"
         "    print(engine.fit_posterior(trained.model, loader()))\n"
         "assert abs(losses[0] - losses[1]) < 0.02, losses\n"

@@ -124,13 +124,13 @@ def tolerance(name: str) -> float:
 
 @pytest.mark.parametrize(("kind", "name"), AS_ONE)
 def test_the_same_global_batches_give_the_same_weights(out: Path, kind: str, name: str) -> None:
-    """Averages, running statistics, losses, rates and the NLL of what is held out, too."""
+    """Also averages, running statistics, losses, learning rates and held-out NLL."""
     got, want = f"{kind}, {name}, trained", f"one, {name}, trained"
     assert_states(state(out, got), state(out, want), tolerance(name))
     assert_numbers(about(out, got), about(out, want), tolerance(name))
     rows = about(out, want)["rows"]
     assert [row["updates"] for row in rows] == [
-        (3 if CASES[name].plan.accumulate == 2 else 5) * e for e in (1, 2, 3)
+        (3 if CASES[name].config.accumulate == 2 else 5) * e for e in (1, 2, 3)
     ][: len(rows)]
     assert all(math.isfinite(row["held_out"]) for row in rows)
     assert len({row["held_out"] for row in rows}) == len(rows)
@@ -159,7 +159,7 @@ def test_the_points_of_integration_are_drawn(out: Path) -> None:
     module = script()
     engine = module.Engine(module.Hardware(devices=1, accelerator="cpu"))
     case = CASES["hetsngp"]
-    other = module.replace(case, plan=module.replace(case.plan, seed=4))
+    other = module.replace(case, config=module.replace(case.config, seed=4))
     weight = module.train(engine, other).model.backbone.linear.weight.detach()
     want = state(out, "one, hetsngp, trained")["backbone.linear.weight"]
     assert float((weight - want).abs().max()) > 1e-6

@@ -1,4 +1,4 @@
-"""A run that dies goes on to the bits of one that did not: at every moment, with every loader and method.
+"""An interrupted run ends with the same bits as an uninterrupted one: at every step, loader and method.
 
 Death is an exception here, so that there can be hundreds; test_kill_and_resume.py has real ones.
 """
@@ -60,9 +60,9 @@ def die_at(patch: pytest.MonkeyPatch, write: int, *, after: bool) -> None:
 
 
 def go(engine: Engine, make: Make, folder: Path, seconds: float = 0) -> Trained:
-    model, loader, plan, held_out = make()
+    model, loader, config, held_out = make()
     checkpoints = CheckpointConfig(folder, seconds=seconds, tensorboard=False)
-    return engine.train(model, loader, plan, held_out=held_out, checkpoints=checkpoints)
+    return engine.train(model, loader, config, held_out=held_out, checkpoints=checkpoints)
 
 
 def assert_dying_does_not_matter(
@@ -99,8 +99,8 @@ def everything() -> killed_run.Case:
     model, _, _, held_out = killed_run.mlp()
     loader = DataLoader(rows_of(*toy.blobs(3, 6, flip=0.3)), 4, shuffle=True)
     schedule = Schedule(9, 0.01, warmup=1.5, smooth=True, optimizer="sgd")
-    plan = TrainConfig(schedule, accumulate=2, ema_decay=0.8, patience=2, bound_every=3)
-    return model, loader, plan, held_out
+    config = TrainConfig(schedule, accumulate=2, ema_decay=0.8, patience=2, bound_every=3)
+    return model, loader, config, held_out
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -123,11 +123,11 @@ def test_dying_at_any_batch_with_an_older_checkpoint(engine: Engine, tmp_path: P
         return default_collate(rows)
 
     def make() -> killed_run.Case:
-        model, _, plan, held_out = everything()
+        model, _, config, held_out = everything()
         data = rows_of(*toy.blobs(3, 7, flip=0.3))
-        schedule = replace(plan.schedule, stop_after=2)
+        schedule = replace(config.schedule, stop_after=2)
         loader = DataLoader(data, 3, shuffle=True, collate_fn=collate)
-        return model, loader, replace(plan, schedule=schedule), held_out
+        return model, loader, replace(config, schedule=schedule), held_out
 
     def die(patch: pytest.MonkeyPatch, number: int) -> None:
         nonlocal numbers, fatal
@@ -142,8 +142,8 @@ def test_dying_at_any_batch_with_an_older_checkpoint(engine: Engine, tmp_path: P
 def test_dying_with_any_method(method: str, engine: Engine, tmp_path: Path) -> None:
     def make() -> killed_run.Case:
         loader = DataLoader(rows_of(*toy.blobs(3, 8, flip=0.3)), 6, shuffle=True)
-        plan = TrainConfig(Schedule(3, 0.02), ema_decay=0.7, bound_every=2)
-        return build(method, network()), loader, plan, [toy.blobs(3, 6, seed=1)]
+        config = TrainConfig(Schedule(3, 0.02), ema_decay=0.7, bound_every=2)
+        return build(method, network()), loader, config, [toy.blobs(3, 6, seed=1)]
 
     moments = [1, 2, 5, 8, 13, 10**9]
     deaths = assert_dying_does_not_matter(
@@ -170,7 +170,7 @@ def test_dying_does_not_try_again_how_inputs_enter(engine: Engine, tmp_path: Pat
     def make() -> killed_run.Case:
         return build("mimo", Remembering()), LOADERS["list"](), TrainConfig(Schedule(2, 0.02)), None
 
-    assert go(engine, make, tmp_path / "first").model._entrance
+    assert go(engine, make, tmp_path / "first").model._stacked_inputs
     deaths = assert_dying_does_not_matter(
         engine, make, tmp_path, lambda patch, n: die_at(patch, 3 * n, after=True)
     )

@@ -18,7 +18,7 @@ from hetsngp.fitting.progress import at_a_terminal
 from hetsngp.io.artifact import save
 from hetsngp.models.classifier import Classifier, evaluating, to_device
 from hetsngp.models.ensemble import Ensemble
-from hetsngp.models.loaders import is_device_loader, tell_counts
+from hetsngp.models.loader_counts import is_device_loader, set_missing_counts
 from hetsngp.nn.spectral import bounded_layers, measure_bounds
 from hetsngp.nn.spectral_cache import uncache_spectral_norms
 from hetsngp.posterior.calibration import TOLERANCE
@@ -134,7 +134,7 @@ class Engine:
             checkpoints = CheckpointConfig(Path(checkpoints))
         try:
             with seeded_rng(config.seed + self.fabric.global_rank, self.device):
-                tell_counts(model, loader)  # may pass over the loader, which draws random numbers
+                set_missing_counts(model, loader)  # may pass over the loader, which draws random numbers
                 if samples_beta(model) and is_device_loader(loader):
                     loader = loader.to(self.device)  # type: ignore[attr-defined]  # once for training and refitting
                 refit = self._refit(model, loader if clean is None else clean)

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from hetsngp.fitting.early_stopping import Best, watch
+from hetsngp.fitting.early_stopping import BestWeights, run_with_early_stopping
 from hetsngp.fitting.loop import CHECK_EVERY, EpochResult, TrainState, checked_loss, nll_sums, run_epoch
 from hetsngp.models.classifier import Classifier
-from hetsngp.models.loaders import num_batches
+from hetsngp.models.loader_counts import num_batches
 from hetsngp.training.checkpointing.checkpoint import CHECKPOINT, Checkpointer, best_folder, check_finite
 from hetsngp.training.checkpointing.randomness import set_rng_state
 from hetsngp.training.checkpointing.state_dicts import full_tensors, load_model
@@ -43,7 +43,7 @@ class PosteriorRefit:
         """Fit the posterior at the present weights; a collective call."""
         calibration, temperatures = self.model.calibration, self.model.head.temperatures
         before = [temperature.clone() for temperature in temperatures]
-        with torch.compiler.set_stance("force_eager"):  # a last batch has a shape of its own
+        with torch.compiler.set_stance("force_eager"):  # the last batch has another shape
             self.fit()
         self.model.calibration = calibration
         for temperature, value in zip(temperatures, before, strict=True):
@@ -72,7 +72,7 @@ class RunData:
     """Called between epochs where the loss integrates over the posterior."""
 
 
-class _BestWeights(Best):
+class _BestOrAveragedWeights(BestWeights):
     """Weights of the best epoch, or their moving average."""
 
     def __init__(self, gradients: FabricGradients) -> None:
@@ -112,7 +112,7 @@ class TrainingRun:
         self.state, self.lr = TrainState(), 0.0
         self.history: list[EpochResult] = []
         self.rows: list[Row] = []
-        self.best = _BestWeights(gradients)
+        self.best = _BestOrAveragedWeights(gradients)
         self.finished = False
         self.resumed = 0
         """Number of updates that earlier calls had made."""
@@ -140,7 +140,9 @@ class TrainingRun:
         try:
             with self.logs:
                 results = self._epochs()
-                self.history = watch(self.best, results, schedule, patience, self._tell, history=self.history)
+                self.history = run_with_early_stopping(
+                    self.best, results, schedule, patience, self._log_epoch, history=self.history
+                )
             if self.gradients.ema is not None and self.best.states is None:
                 self.gradients.ema.apply()
             self._reset_posterior()
@@ -192,7 +194,7 @@ class TrainingRun:
             seconds += self._refit_posterior()
             row["seconds"] = seconds
             self.rows.append({**row, "examples_per_second": self.fabric.world_size * seen / seconds})
-            state.turn()
+            state.start_next_epoch()
             yield row["loss"], row["held_out"]  # type: ignore[misc]
             self._save_in_time()
 
@@ -207,7 +209,7 @@ class TrainingRun:
             self.data.refit()
         return time.perf_counter() - begun
 
-    def _tell(self, result: EpochResult) -> None:
+    def _log_epoch(self, result: EpochResult) -> None:
         self.history.append(result)
         self.logs.epoch(result, self.rows)
 

@@ -1,4 +1,4 @@
-"""Training states: what is read is what was written, whole or not at all; and what a run makes of them."""
+"""Checkpoints: reading returns what was written, atomically; and how a run is resumed from them."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_a_crash_while_writing_leaves_the_old_state(
 # --- what a run makes of it -----------------------------------------------------------------------------
 
 X, Y = toy.blobs(3, 8, flip=0.3)
-PLAN = TrainConfig(Schedule(3, 0.05))
+CONFIG = TrainConfig(Schedule(3, 0.05))
 
 
 class Died(BaseException):
@@ -225,22 +225,22 @@ def engine() -> Engine:
 def train(
     engine: Engine,
     checkpoints: Any,
-    plan: TrainConfig = PLAN,
+    config: TrainConfig = CONFIG,
     loader: Any = None,
     model: Any = None,
     **options: Any,
 ) -> Trained:
     model = toy.build("sngp") if model is None else model
     return engine.train(
-        model, Loader() if loader is None else loader, plan, checkpoints=checkpoints, **options
+        model, Loader() if loader is None else loader, config, checkpoints=checkpoints, **options
     )
 
 
-def begun(engine: Engine, folder: Path, plan: TrainConfig = PLAN, **options: Any) -> CheckpointConfig:
+def begun(engine: Engine, folder: Path, config: TrainConfig = CONFIG, **options: Any) -> CheckpointConfig:
     """A run that died in its second epoch, after 6 updates."""
     checkpoints = CheckpointConfig(folder, seconds=0, tensorboard=False)
     with pytest.raises(Died):
-        train(engine, checkpoints, plan, Loader(dies=7), **options)
+        train(engine, checkpoints, config, Loader(dies=7), **options)
     assert read_state(folder / "checkpoint")["place"]["updates"] == 6
     return checkpoints
 
@@ -252,12 +252,12 @@ def same_weights(a: Any, b: Any) -> bool:
 def test_arguments_of_0_1(engine: Engine, tmp_path: Path) -> None:
     model, train = toy.build("deterministic"), engine.train
     with pytest.warns(DeprecationWarning, match="plan is now called config"):
-        train(model, Loader(), plan=PLAN, checkpoints=tmp_path)  # type: ignore[call-arg]
+        train(model, Loader(), plan=CONFIG, checkpoints=tmp_path)  # type: ignore[call-arg]
     with pytest.warns(DeprecationWarning, match="keep is now called checkpoints"):
-        resumed = train(model, Loader(), PLAN, keep=tmp_path).resumed  # type: ignore[call-arg]
+        resumed = train(model, Loader(), CONFIG, keep=tmp_path).resumed  # type: ignore[call-arg]
     assert resumed == 12
     with pytest.raises(TypeError, match="both are given"):
-        train(model, Loader(), PLAN, keep=tmp_path, checkpoints=tmp_path)  # type: ignore[call-arg]
+        train(model, Loader(), CONFIG, keep=tmp_path, checkpoints=tmp_path)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("kind", [str, Path])
@@ -276,13 +276,13 @@ def test_a_folder_is_enough(kind: Any, engine: Engine, tmp_path: Path) -> None:
 
 
 def test_a_finished_run_has_the_weights_of_its_best_epoch(engine: Engine, tmp_path: Path) -> None:
-    plan = TrainConfig(Schedule(12, 0.05), ema_decay=0.8, patience=2)
+    config = TrainConfig(Schedule(12, 0.05), ema_decay=0.8, patience=2)
     options: dict[str, Any] = {"held_out": [toy.blobs(3, 12, flip=0.3, seed=1)]}
-    trained = train(engine, CheckpointConfig(tmp_path, seconds=0), plan, **options)
+    trained = train(engine, CheckpointConfig(tmp_path, seconds=0), config, **options)
     assert 0 < trained.best < len(trained.history) < 12
     assert not list(tmp_path.glob("best-*"))
     loader = Loader()
-    again = train(engine, tmp_path, plan, loader, **options)
+    again = train(engine, tmp_path, config, loader, **options)
     assert (loader.seen, again.best) == (0, trained.best)
     assert same_weights(again.model, trained.model)
 
@@ -300,21 +300,21 @@ def test_another_plan_is_refused_and_what_changed_is_said(engine: Engine, tmp_pa
     assert "lr" not in text
     assert (tmp_path / "checkpoint" / "config.json").read_bytes() == before
     assert train(engine, replace(checkpoints, changed=True), other).resumed == 6
-    # The folder is one of the new plan now.
+    # The folder is one of the new config now.
     assert train(engine, checkpoints, other).resumed == 20
 
 
 @pytest.mark.parametrize(("old", "new"), [("adamw", "adamw"), ("adamw", "sgd"), ("sgd", "adamw")])
 def test_a_changed_plan_is_followed(old: str, new: str, engine: Engine, tmp_path: Path) -> None:
-    """Its rates, not those that the checkpoint's optimiser remembers; whatever its optimiser was."""
+    """The new learning rates count, not those in the optimiser state of the checkpoint."""
     checkpoints = begun(engine, tmp_path, TrainConfig(Schedule(3, 0.05, optimizer=old)))
     then = read_state(tmp_path / "checkpoint")["model"]
-    plan = TrainConfig(Schedule(3, 1e-9, weight_decay=0.0, optimizer=new))
-    trained = train(engine, replace(checkpoints, changed=True), plan)
+    config = TrainConfig(Schedule(3, 1e-9, weight_decay=0.0, optimizer=new))
+    trained = train(engine, replace(checkpoints, changed=True), config)
     saved = read_state(tmp_path / "checkpoint")
     assert [row["lr"] for row in trained.rows] == pytest.approx([0.05, 7.5e-10, 2.5e-10])
     assert {group["weight_decay"] for group in saved["optimizer"]["param_groups"]} == {0.0}
-    for name, parameter in trained.model.named_parameters():  # with such a rate nothing moves
+    for name, parameter in trained.model.named_parameters():  # with such a learning rate nothing moves
         torch.testing.assert_close(parameter.detach(), then[name], rtol=0, atol=1e-6, msg=name)
 
 
@@ -322,8 +322,8 @@ def test_a_changed_plan_is_followed(old: str, new: str, engine: Engine, tmp_path
 def test_any_change_goes_on(change: dict[str, Any], engine: Engine, tmp_path: Path) -> None:
     checkpoints = begun(engine, tmp_path)
     with pytest.raises(ValueError, match=f"another configuration .{next(iter(change))} "):
-        train(engine, checkpoints, replace(PLAN, **change))
-    trained = train(engine, replace(checkpoints, changed=True), replace(PLAN, **change))
+        train(engine, checkpoints, replace(CONFIG, **change))
+    trained = train(engine, replace(checkpoints, changed=True), replace(CONFIG, **change))
     assert trained.resumed == 6
     assert len(trained.history) == 3
 
@@ -368,13 +368,13 @@ def is_finite(state: dict[str, Tensor]) -> bool:
 
 
 def test_a_loss_that_is_nan_leaves_the_last_good_checkpoint(engine: Engine, tmp_path: Path) -> None:
-    checkpoints, plan = (
+    checkpoints, config = (
         CheckpointConfig(tmp_path, seconds=0, tensorboard=False),
         TrainConfig(Schedule(3, 0.05)),
     )
     model, loader = toy.build("deterministic"), Loader(huge=6)
     with pytest.raises(FloatingPointError) as caught:
-        train(engine, checkpoints, plan, loader, model)
+        train(engine, checkpoints, config, loader, model)
     text = str(caught.value)
     assert "epoch 2" in text
     assert "lower lr (now 0.0375)" in text
@@ -399,9 +399,9 @@ def test_nan_between_two_checkpoints(
     """Where it is not looked for at every update, no checkpoint is made of it either."""
     monkeypatch.setattr(run, "CHECK_EVERY", 3)
     model, loader = toy.build("deterministic"), Loader(huge=6)
-    plan = TrainConfig(Schedule(3, 0.05), ema_decay=average)
+    config = TrainConfig(Schedule(3, 0.05), ema_decay=average)
     with pytest.raises(FloatingPointError, match=r"NaN in epoch 2.*last good checkpoint"):
-        train(engine, CheckpointConfig(tmp_path, seconds=1e-9, tensorboard=False), plan, loader, model)
+        train(engine, CheckpointConfig(tmp_path, seconds=1e-9, tensorboard=False), config, loader, model)
     state = read_state(tmp_path / "checkpoint")
     assert state["place"]["updates"] == 4
     assert is_finite(state["model"])
@@ -412,5 +412,5 @@ def test_nan_without_a_checkpoint_says_so(engine: Engine, tmp_path: Path) -> Non
     for checkpoints in (None, CheckpointConfig(tmp_path, seconds=1e9)):
         model, loader = toy.build("deterministic"), Loader(huge=3)
         with pytest.raises(FloatingPointError, match=r"epoch 1: lower lr \(now 0.05\); no checkpoint"):
-            train(engine, checkpoints, PLAN, loader, model)
+            train(engine, checkpoints, CONFIG, loader, model)
         assert not has_state(tmp_path / "checkpoint")

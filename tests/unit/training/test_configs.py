@@ -1,4 +1,4 @@
-"""The recipe book: every file reads and builds, says what it costs, and quotes the paper as it is printed."""
+"""Recipes of the package: every file reads and builds, states its cost, and quotes the paper as printed."""
 
 import json
 import math
@@ -21,7 +21,7 @@ TABLES = {
     "imagenet": ("imagenet", "imagenet-r-v2"),
     "imagenet21k": ("imagenet21k",),
 }
-"""Of the paper, by the folder of the book that has their rows."""
+"""Tables of the paper, by the folder of configs that has their rows."""
 FIELDS = ("Cost", "Expect", "Paper")
 
 
@@ -98,7 +98,7 @@ def test_the_papers_numbers_are_quoted_as_printed(name: str) -> None:
 # --- settings ---------------------------------------------------------------------------------------------
 
 # Of the appendix, "Implementation details", where it says them (the HetSNGP rows, ImageNet-21k), else of
-# uncertainty-baselines: epochs, images a step, rate, images a step that the rate is for, l2 as Keras has it.
+# uncertainty-baselines: epochs, images of a step, learning rate, images of a step it is for, l2 of Keras.
 PAPERS = {
     "cifar100/deterministic": (200, 512, 0.1, 128, 2e-4),
     "cifar100/heteroscedastic": (200, 512, 0.1, 128, 2e-4),
@@ -128,18 +128,18 @@ NOISE = {  # rank and temperature
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_row_of_the_paper_has_the_papers_settings(name: str) -> None:
-    epochs, batch, rate, unit, l2 = PAPERS[name]
+    epochs, batch, lr, unit, l2 = PAPERS[name]
     recipe = read_recipe(name)
-    schedule, plan, task = recipe.config.schedule, recipe.config, recipe.task
-    assert (schedule.epochs, task.batch_size * plan.accumulate) == (epochs, batch)
-    assert schedule.lr == pytest.approx(rate * batch / unit)
+    schedule, config, task = recipe.config.schedule, recipe.config, recipe.task
+    assert (schedule.epochs, task.batch_size * config.accumulate) == (epochs, batch)
+    assert schedule.lr == pytest.approx(lr * batch / unit)
     assert schedule.weight_decay == pytest.approx(2 * l2)  # λ‖w‖² there, λ/2·‖w‖² here
     options = dict(task.options)
     assert (options.get("rank"), options.get("temperature")) == NOISE.get(name, (None, None))
     assert "num_samples" not in options  # as many points as our integration takes
 
 
-def test_rates_fall_where_the_papers_do() -> None:
+def test_learning_rates_decay_where_the_papers_do() -> None:
     for name in PAPERS:
         recipe = read_recipe(name)
         schedule = recipe.config.schedule
@@ -159,7 +159,7 @@ def test_rates_fall_where_the_papers_do() -> None:
             assert (schedule.gamma, schedule.warmup) == ((0.2, 1) if "cifar" in name else (0.1, 5))
 
 
-def test_imagenet21k_predicts_several_labels_by_the_mode() -> None:
+def test_imagenet21k_is_multi_label_and_predicts_by_the_map_estimate() -> None:
     for name in NAMES:
         options = dict(read_recipe(name).task.options)
         if not name.startswith("imagenet21k/"):
@@ -176,7 +176,7 @@ def test_imagenet21k_predicts_several_labels_by_the_mode() -> None:
 
 
 def small(name: str) -> Recipe:
-    """With a network that is made in no time."""
+    """The recipe with a small network."""
     own = read_recipe(name)
     if own.task.network.startswith("wrn-"):
         return read_recipe(name, ["network=wrn-10-1"])
@@ -193,8 +193,8 @@ def test_its_model_builds_and_has_a_loss(name: str) -> None:
     model, _ = make_model(task, 5, (3, 32, 32))
     model.dataset_size = 100
     model.class_counts = torch.full((5,), 20.0)
-    several = task.options.get("link") == "sigmoid"
-    y = torch.randint(2, (6, 5)).float() if several else torch.arange(6) % 5
+    multi_label = task.options.get("link") == "sigmoid"
+    y = torch.randint(2, (6, 5)).float() if multi_label else torch.arange(6) % 5
     loss = model.loss(torch.randn(6, 3, 32, 32), y)
     loss.backward()
     assert torch.isfinite(loss)

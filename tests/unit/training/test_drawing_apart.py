@@ -37,7 +37,7 @@ class Draws(Dataset[tuple[Tensor, int]]):
 
 
 def fabric(rank: int, world: int = WORLD) -> Any:
-    """One of several processes, as far as a feed asks; loaders are made by Fabric's own functions."""
+    """One of several processes, with what ResumableLoader needs; loaders are made by Fabric's functions."""
 
     def setup(loader: Any, *, move_to_device: bool) -> Any:
         assert not move_to_device
@@ -48,7 +48,7 @@ def fabric(rank: int, world: int = WORLD) -> Any:
     return SimpleNamespace(device=device, global_rank=rank, world_size=world, setup_dataloaders=setup)
 
 
-def feed(rank: int, world: int = WORLD, seed: int = 0, workers: int = 1) -> ResumableLoader:
+def loader_of(rank: int, world: int = WORLD, seed: int = 0, workers: int = 1) -> ResumableLoader:
     loader = loader_from_disk(Draws(), 2, True, workers, seed)
     return ResumableLoader(loader, toy.build("deterministic"), fabric(rank, world), seed=seed)
 
@@ -73,11 +73,11 @@ def test_workers_of_two_processes_draw_apart() -> None:
     found = []
     for rank in range(WORLD):
         with seeded_rng(rank, torch.device("cpu")):
-            found.append(drawn(feed(rank).begin(1)))
+            found.append(drawn(loader_of(rank).begin(1)))
     assert sorted(found[0][0] + found[1][0]) == list(range(COUNT))
     assert bool((found[0][1] != found[1][1]).all())
     with seeded_rng(1, torch.device("cpu")):
-        resumed = feed(1)
+        resumed = loader_of(1)
         later = drawn(resumed.begin(1, 1, resumed.randomness()))
     assert later[0] == found[1][0][2:]
     assert torch.equal(later[1], found[1][1][2:])
@@ -87,19 +87,19 @@ def test_seeds_of_workers_differ_by_process_epoch_and_seed() -> None:
     seeds = {}
     for seed in (0, 1):
         for rank in range(3):
-            process = feed(rank, 3, seed, workers=0)
+            process = loader_of(rank, 3, seed, workers=0)
             seeds |= {(seed, rank, epoch): base_seed(process, epoch) for epoch in (1, 2, 3)}
     assert len(set(seeds.values())) == 18
     # As a resumed run has it: all processes get what the first one had in its checkpoint.
-    first = feed(0, 3, workers=0)
+    first = loader_of(0, 3, workers=0)
     base_seed(first, 2)
-    again = feed(2, 3, workers=0)
+    again = loader_of(2, 3, workers=0)
     assert base_seed(again, 2, first.rng_at_epoch_start) == seeds[0, 2, 2]
     assert base_seed(again, 3) == seeds[0, 2, 3]
 
 
 def test_one_process_draws_as_ever() -> None:
-    alone, plain = feed(0, 1, 5), loader_from_disk(Draws(), 2, True, 1, 5)
+    alone, plain = loader_of(0, 1, 5), loader_from_disk(Draws(), 2, True, 1, 5)
     assert isinstance(plain, DataLoader)
     numbers, values = drawn(alone.begin(1))
     want = drawn(plain)

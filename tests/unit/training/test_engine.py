@@ -1,4 +1,4 @@
-"""The engine on one CPU process against the plain loop; what it refuses, finds, feeds and leaves behind."""
+"""The engine on one CPU process against the plain loop: training, errors, loaders, what stays unchanged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytest.importorskip("lightning", reason="pip install 'hetsngp[train]'")
 import hetsngp
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
-from hetsngp.fitting.loop import follow, train
+from hetsngp.fitting.loop import train, train_with_schedule
 from hetsngp.models.methods import METHODS
 from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig, hardware
 from hetsngp.training.loaders import ResumableLoader, shard_loader
@@ -102,7 +102,7 @@ def test_one_process_is_the_plain_loop_to_the_bit(engine: Engine, method: str) -
     model, twin = toy.build(method), toy.build(method)
     held_out = batches(*HELD_OUT, size=7)
     trained = engine.train(model, batches(*TRAIN), TrainConfig(schedule), held_out=held_out)
-    history = follow(twin, batches(*TRAIN), schedule, generator=seed(), validation=held_out)
+    history = train_with_schedule(twin, batches(*TRAIN), schedule, generator=seed(), validation=held_out)
     assert trained.history == history
     assert trained.model is model
     assert not model.training
@@ -154,7 +154,9 @@ def test_patience_stops(engine: Engine, patience: int) -> None:
     )
     values = [
         result.held_out
-        for result in follow(twin, batches(*TRAIN), schedule, generator=seed(), validation=held_out)
+        for result in train_with_schedule(
+            twin, batches(*TRAIN), schedule, generator=seed(), validation=held_out
+        )
     ]
     best = last = 0
     for epoch in range(1, len(values)):
@@ -195,7 +197,7 @@ def test_the_average_is_what_is_held_against_the_data_and_kept(engine: Engine, w
     optimizer, g, average, t = schedule.make_optimizer(twin), seed(), {}, 0
     states, values = [], []
     for epoch in range(4):
-        schedule.set_rate(optimizer, epoch)
+        schedule.set_lr(optimizer, epoch)
         twin.train()
         for x, y in data:
             optimizer.zero_grad()
@@ -243,7 +245,7 @@ def test_an_average_forgets_shapes_that_change() -> None:
 
 @pytest.mark.parametrize("ours", [True, False])
 def test_channels_last_changes_memory_only(engine: Engine, ours: bool) -> None:
-    plan = TrainConfig(Schedule(3, lr=0.02), bound_every=2)
+    config = TrainConfig(Schedule(3, lr=0.02), bound_every=2)
     loader = image_loader() if ours else [(x.clone(), y) for x, y in image_loader()]
     model, twin = on_images("hetsngp"), on_images("hetsngp")
     seen: list[bool] = []
@@ -251,8 +253,8 @@ def test_channels_last_changes_memory_only(engine: Engine, ours: bool) -> None:
         lambda _, args: seen.append(args[0].is_contiguous(memory_format=torch.channels_last))
     )
     other = Engine(Hardware(devices=1, accelerator="cpu", channels_last=True))
-    got = other.train(model, loader, plan, held_out=None)
-    want = engine.train(twin, loader, plan)
+    got = other.train(model, loader, config, held_out=None)
+    want = engine.train(twin, loader, config)
     assert all(seen)
     assert len(seen) >= 12
     assert model.backbone.conv2.weight.is_contiguous(memory_format=torch.channels_last)
@@ -279,13 +281,13 @@ def test_a_compiled_backbone_trains_the_same(
 ) -> None:
     torch._dynamo.reset()
     called = backend(monkeypatch, name)
-    plan = TrainConfig(Schedule(3, lr=0.02), bound_every=2)
+    config = TrainConfig(Schedule(3, lr=0.02), bound_every=2)
     held_out = DeviceLoader(images(7), 5)
     model, twin = on_images(method), on_images(method)
     got = Engine(Hardware(devices=1, accelerator="cpu", compile=True)).train(
-        model, image_loader(), plan, held_out=held_out
+        model, image_loader(), config, held_out=held_out
     )
-    want = engine.train(twin, image_loader(), plan, held_out=held_out)
+    want = engine.train(twin, image_loader(), config, held_out=held_out)
     assert called == [model.backbone]
     # σ has been measured on one batch more
     assert [r.loss for r in got.history] == pytest.approx([r.loss for r in want.history], rel=1e-3)
@@ -298,14 +300,14 @@ def test_a_compiled_backbone_trains_the_same(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_half_precision_is_of_the_backbone(engine: Engine, method: str) -> None:
-    plan = TrainConfig(Schedule(3, lr=0.02))
+    config = TrainConfig(Schedule(3, lr=0.02))
     model, twin = toy.build(method), toy.build(method)
     dtypes = set()
     inner = next(m for m in model.backbone.modules() if isinstance(m, nn.Linear))
     inner.register_forward_hook(lambda _, __, out: dtypes.add(out.dtype))
     mixed = Engine(Hardware(devices=1, accelerator="cpu", precision="bf16-mixed"))
-    got = mixed.train(model, batches(*TRAIN), plan)
-    want = engine.train(twin, batches(*TRAIN), plan)
+    got = mixed.train(model, batches(*TRAIN), config)
+    want = engine.train(twin, batches(*TRAIN), config)
     assert dtypes == {torch.bfloat16}
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     losses = [r.loss for r in want.history]
@@ -343,14 +345,14 @@ def test_random_numbers_of_the_caller_are_left_alone(engine: Engine, method: str
     start()
     want = numbers()
     start()
-    plan, loader = TrainConfig(Schedule(2)), DataLoader(Drawing(), 10, shuffle=True)
+    config, loader = TrainConfig(Schedule(2)), DataLoader(Drawing(), 10, shuffle=True)
     if fails:
         with pytest.raises(RuntimeError):
             engine.train(
-                toy.build(method), loader, plan, held_out=[(torch.zeros(3, 7), torch.zeros(3).long())]
+                toy.build(method), loader, config, held_out=[(torch.zeros(3, 7), torch.zeros(3).long())]
             )
     else:
-        engine.train(toy.build(method), loader, plan, held_out=batches(*HELD_OUT))
+        engine.train(toy.build(method), loader, config, held_out=batches(*HELD_OUT))
     assert numbers() == want
 
 
@@ -369,8 +371,8 @@ def test_the_callers_random_numbers_are_of_no_consequence(engine: Engine) -> Non
 @pytest.mark.parametrize("method", METHODS)
 def test_a_trained_model_is_an_ordinary_one(engine: Engine, method: str, tmp_path: Path) -> None:
     names = set(toy.build(method).state_dict())
-    plan = TrainConfig(Schedule(2, lr=0.02), bound_every=2, ema_decay=0.9)
-    model = engine.train(toy.build(method), batches(*TRAIN), plan, held_out=batches(*HELD_OUT)).model
+    config = TrainConfig(Schedule(2, lr=0.02), bound_every=2, ema_decay=0.9)
+    model = engine.train(toy.build(method), batches(*TRAIN), config, held_out=batches(*HELD_OUT)).model
     assert set(model.state_dict()) == names
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
     assert all(getattr(module, "gather", None) is None for module in model.modules())
@@ -426,9 +428,9 @@ def test_what_the_model_was_told_is_kept(engine: Engine, method: str) -> None:
 def refused(engine: Engine, loader: Any, error: type[Exception], words: str, **options: Any) -> None:
     model = toy.build(options.pop("method", "sngp"), **options.pop("options", {}))
     before = weights(model)
-    plan = options.pop("plan", TrainConfig(Schedule(1)))
+    config = options.pop("config", TrainConfig(Schedule(1)))
     with pytest.raises(error, match=words):
-        engine.train(model, loader, plan, **options)
+        engine.train(model, loader, config, **options)
     assert different(weights(model), before) == []
 
 
@@ -454,7 +456,7 @@ def test_training_images_are_not_held_out(engine: Engine) -> None:
 
 def test_patience_needs_something_to_watch(engine: Engine) -> None:
     words = r"patience needs held-out data: train\(..., held_out=loader\)"
-    refused(engine, batches(*TRAIN), ValueError, words, plan=TrainConfig(Schedule(2), patience=1))
+    refused(engine, batches(*TRAIN), ValueError, words, config=TrainConfig(Schedule(2), patience=1))
 
 
 def test_an_iterator_is_used_up_after_an_epoch(engine: Engine) -> None:
@@ -649,7 +651,7 @@ def test_fsdp_shares_out_the_smallest_parts_that_are_worth_it(monkeypatch: pytes
     assert [id(m) for m in found] == [id(m) for m in (module["a"], inner[1], pair)]
 
 
-# --- feeds ----------------------------------------------------------------------------------------------
+# --- loaders --------------------------------------------------------------------------------------------
 
 
 def fabric(rank: int = 0, world: int = 1) -> Any:
@@ -681,12 +683,12 @@ def same(one: list[Any], other: list[Any]) -> bool:
 
 @pytest.mark.parametrize("skip", [0, 1, 3, 5])
 @pytest.mark.parametrize("kind", LOADERS)
-def test_a_feed_goes_on_from_any_batch(kind: str, skip: int) -> None:
+def test_a_loader_resumes_from_any_batch(kind: str, skip: int) -> None:
     model = on_images("deterministic") if kind == "DeviceLoader" else toy.build("deterministic")
-    feed = ResumableLoader(LOADERS[kind](), model, fabric())
-    first, second = list(feed.begin(1)), list(feed.begin(2))
-    before = feed.rng_at_epoch_start
-    third = list(feed.begin(3))
+    resumable = ResumableLoader(LOADERS[kind](), model, fabric())
+    first, second = list(resumable.begin(1)), list(resumable.begin(2))
+    before = resumable.rng_at_epoch_start
+    third = list(resumable.begin(3))
     assert len(first) == len(second) == len(third) == 5
     assert same(first, second) == (kind in ("list", "DataLoader"))
     torch.manual_seed(99)
@@ -700,11 +702,11 @@ def test_a_feed_goes_on_from_any_batch(kind: str, skip: int) -> None:
 
 
 def test_fewer_batches_than_were_skipped() -> None:
-    feed = ResumableLoader(batches(*TRAIN), toy.build("sngp"), fabric())
+    resumable = ResumableLoader(batches(*TRAIN), toy.build("sngp"), fabric())
     with pytest.raises(
         ValueError, match=r"stopped after 4 batches of epoch 2.*resume with the data it began"
     ):
-        feed.begin(2, 4, feed.randomness())
+        resumable.begin(2, 4, resumable.randomness())
 
 
 def test_what_several_processes_cannot_share() -> None:
@@ -803,7 +805,7 @@ def test_a_stream_can_be_trained_on_where_the_rate_stands_still(engine: Engine) 
         Endless(),
         TypeError,
         "give a loader of known length",
-        plan=TrainConfig(Schedule(2, smooth=True)),
+        config=TrainConfig(Schedule(2, smooth=True)),
     )
 
 

@@ -17,7 +17,7 @@ from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, Train
 
 X, Y = toy.blobs(3, 8, flip=0.4)
 HELD_OUT = [toy.blobs(3, 12, flip=0.4, seed=1)]
-PLAN = TrainConfig(Schedule(8, lr=0.05), best=False)
+CONFIG = TrainConfig(Schedule(8, lr=0.05), best=False)
 
 
 class Died(BaseException):
@@ -45,10 +45,12 @@ def engine() -> Engine:
 
 
 def train(
-    engine: Engine, plan: TrainConfig, watched: bool = True, left: int = 99, checkpoints: Any = None
+    engine: Engine, config: TrainConfig, watched: bool = True, left: int = 99, checkpoints: Any = None
 ) -> Trained:
     held_out = HELD_OUT if watched else None
-    return engine.train(toy.build("hetsngp"), Batches(left), plan, held_out=held_out, checkpoints=checkpoints)
+    return engine.train(
+        toy.build("hetsngp"), Batches(left), config, held_out=held_out, checkpoints=checkpoints
+    )
 
 
 def kept(folder: Path, **options: Any) -> CheckpointConfig:
@@ -62,61 +64,61 @@ def assert_same(got: Trained, want: Trained) -> None:
 
 @pytest.mark.parametrize("average", [None, 0.7])
 def test_held_out_data_choose_nothing(engine: Engine, average: float | None) -> None:
-    plan = replace(PLAN, ema_decay=average)
-    last, chosen = train(engine, plan), train(engine, replace(plan, best=True))
+    config = replace(CONFIG, ema_decay=average)
+    last, chosen = train(engine, config), train(engine, replace(config, best=True))
     assert chosen.best < 8  # so that it is worth asking for
     assert last.best == 8
     assert last.history == chosen.history  # they are measured all the same
-    assert_same(last, train(engine, plan, watched=False))
+    assert_same(last, train(engine, config, watched=False))
     assert any(not torch.equal(a, weights(chosen.model)[n]) for n, a in weights(last.model).items())
 
 
 @pytest.mark.parametrize("average", [None, 0.7])
 def test_patience_stops_where_it_would(engine: Engine, average: float | None) -> None:
-    plan = replace(PLAN, ema_decay=average, patience=2, schedule=replace(PLAN.schedule, epochs=40))
-    last, chosen = train(engine, plan), train(engine, replace(plan, best=True))
+    config = replace(CONFIG, ema_decay=average, patience=2, schedule=replace(CONFIG.schedule, epochs=40))
+    last, chosen = train(engine, config), train(engine, replace(config, best=True))
     count = len(chosen.history)
     assert last.history == chosen.history
     assert chosen.best == count - 2
     assert last.best == count < 40
-    stopped = replace(plan, patience=None, schedule=replace(plan.schedule, stop_after=count))
+    stopped = replace(config, patience=None, schedule=replace(config.schedule, stop_after=count))
     assert_same(last, train(engine, stopped, watched=False))
 
 
 @pytest.mark.parametrize("average", [None, 0.7])
 def test_it_goes_on_from_any_epoch(engine: Engine, average: float | None, tmp_path: Path) -> None:
     """From the sixth, and the best has been: patience goes on counting from it, and it is on no disk."""
-    plan = replace(PLAN, ema_decay=average, patience=6)
-    whole = train(engine, plan)
+    config = replace(CONFIG, ema_decay=average, patience=6)
+    whole = train(engine, config)
     best = min(whole.history, key=lambda result: result.held_out or 0.0).epoch
     assert best < 6
     with pytest.raises(Died):
-        train(engine, plan, left=3 * 5 + 1, checkpoints=kept(tmp_path))
+        train(engine, config, left=3 * 5 + 1, checkpoints=kept(tmp_path))
     assert not list(tmp_path.glob("best-*"))
-    resumed = train(engine, plan, checkpoints=kept(tmp_path))
+    resumed = train(engine, config, checkpoints=kept(tmp_path))
     assert resumed.resumed == 16
     assert resumed.history == whole.history
     assert resumed.best == whole.best == len(whole.history)
     assert_same(resumed, whole)
-    again = train(engine, plan, left=0, checkpoints=kept(tmp_path))  # finished: no batch is asked for
+    again = train(engine, config, left=0, checkpoints=kept(tmp_path))  # finished: no batch is asked for
     assert again.best == whole.best
     assert_same(again, whole)
 
 
 def test_a_choice_given_up_on_the_way(engine: Engine, tmp_path: Path) -> None:
     with pytest.raises(Died):
-        train(engine, replace(PLAN, best=True), left=16, checkpoints=kept(tmp_path))
+        train(engine, replace(CONFIG, best=True), left=16, checkpoints=kept(tmp_path))
     assert list(tmp_path.glob("best-*"))
-    last = train(engine, PLAN, checkpoints=kept(tmp_path, changed=True))
+    last = train(engine, CONFIG, checkpoints=kept(tmp_path, changed=True))
     assert last.best == 8
-    assert_same(last, train(engine, PLAN))
+    assert_same(last, train(engine, CONFIG))
     assert not list(tmp_path.glob("best-*"))
 
 
 def test_a_choice_made_too_late_is_refused(engine: Engine, tmp_path: Path) -> None:
     """The weights of the epochs to choose from were not kept."""
     with pytest.raises(Died):
-        train(engine, PLAN, left=16, checkpoints=kept(tmp_path))
+        train(engine, CONFIG, left=16, checkpoints=kept(tmp_path))
     with pytest.raises(ValueError, match="best=False"):
-        train(engine, replace(PLAN, best=True), checkpoints=kept(tmp_path, changed=True))
-    assert train(engine, PLAN, checkpoints=kept(tmp_path)).best == 8
+        train(engine, replace(CONFIG, best=True), checkpoints=kept(tmp_path, changed=True))
+    assert train(engine, CONFIG, checkpoints=kept(tmp_path)).best == 8

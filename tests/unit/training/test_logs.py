@@ -25,7 +25,7 @@ pytest.importorskip("lightning")
 
 X, Y = toy.blobs(3, 8, flip=0.3)
 HELD_OUT = [toy.blobs(3, 6, flip=0.3, seed=1)]
-PLAN = TrainConfig(Schedule(3, 0.05, warmup=1, smooth=True))
+CONFIG = TrainConfig(Schedule(3, 0.05, warmup=1, smooth=True))
 
 
 class Died(BaseException):
@@ -59,11 +59,11 @@ def train(
     checkpoints: Any,
     *,
     dies: int | None = None,
-    plan: TrainConfig = PLAN,
+    config: TrainConfig = CONFIG,
     method: str = "sngp",
     **options: Any,
 ) -> Trained:
-    return engine.train(toy.build(method), Loader(dies), plan, checkpoints=checkpoints, **options)
+    return engine.train(toy.build(method), Loader(dies), config, checkpoints=checkpoints, **options)
 
 
 def die(engine: Engine, checkpoints: CheckpointConfig, batch: int, **options: Any) -> None:
@@ -97,9 +97,12 @@ def test_a_row_for_each_epoch(held_out: Any, engine: Engine, tmp_path: Path) -> 
         assert {row["held_out"] for row in rows} == {""}
     else:
         assert [float(row["held_out"]) for row in rows] == [r.held_out for r in trained.history]
-    # The rate of the last update of an epoch: full after the warm-up, then a cosine at 7/4 and 11/4.
-    rates = [0.05, *(0.05 * (1 + math.cos(math.pi * (done - 1) / 2)) / 2 for done in (7 / 4, 11 / 4))]
-    assert [float(row["lr"]) for row in rows] == pytest.approx(rates, rel=1e-12)
+    # Learning rate of the last update of an epoch: full after the warm-up, then a cosine at 7/4 and 11/4.
+    expected = [
+        0.05,
+        *(0.05 * (1 + math.cos(math.pi * (done - 1) / 2)) / 2 for done in (7 / 4, 11 / 4)),
+    ]
+    assert [float(row["lr"]) for row in rows] == pytest.approx(expected, rel=1e-12)
     assert 0 < sum(float(row["seconds"]) for row in rows) < took
     for row, kept in zip(rows, trained.rows, strict=True):
         assert float(row["examples_per_second"]) == pytest.approx(24 / float(row["seconds"]), rel=1e-12)
@@ -269,18 +272,18 @@ def test_a_long_epoch_says_where_it_is(
 ) -> None:
     monkeypatch.setattr(run, "CHECK_EVERY", 2)
     monkeypatch.setattr(progress, "SECONDS", -1.0)  # a line whenever there is something to say
-    plan = TrainConfig(Schedule(2, 1e-9))
+    config = TrainConfig(Schedule(2, 1e-9))
     model, lines = toy.build("deterministic"), []
     with torch.no_grad():
         losses = [float(model.loss(x, y)) for x, y in Loader()]
-    so_far = [sum(losses[:2]) / 2, sum(losses) / 4]  # with such a rate they stay
+    so_far = [sum(losses[:2]) / 2, sum(losses) / 4]  # with such a learning rate they stay
     for epoch in (1, 2):
         lines += [
             f"epoch {epoch}/2  50%  loss {so_far[0]:.4f}",
             f"epoch {epoch}/2  100%  loss {so_far[1]:.4f}",
         ]
         lines += [f"epoch {epoch}/2  loss {so_far[1]:.4f}"]
-    train(engine, None, show=True, plan=plan, method="deterministic")
+    train(engine, None, show=True, config=config, method="deterministic")
     assert capsys.readouterr().out.splitlines() == lines
 
 

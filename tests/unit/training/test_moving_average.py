@@ -227,8 +227,8 @@ def plain_loop(
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_ends_with_the_average(method: str, watched: bool, engine: Engine) -> None:
     model, twin = toy.build(method), toy.build(method)
-    plan = TrainConfig(Schedule(EPOCHS, LR, 0.01, optimizer="sgd"), ema_decay=DECAY)
-    trained = engine.train(model, BATCHES, plan, held_out=[HELD_OUT] if watched else None)
+    config = TrainConfig(Schedule(EPOCHS, LR, 0.01, optimizer="sgd"), ema_decay=DECAY)
+    trained = engine.train(model, BATCHES, config, held_out=[HELD_OUT] if watched else None)
     losses, held_out, averages, ends = plain_loop(twin)
     assert [r.loss for r in trained.history] == pytest.approx(losses, rel=1e-4)
     end = EPOCHS - 1

@@ -92,7 +92,7 @@ def test_all_that_a_file_says(tmp_path: Path) -> None:
             calibrate=False,
             options={"rank": 3, "temperature": 2.0, "spectral_bound": math.inf, "sample_beta": True},
         ),
-        plan=TrainConfig(
+        config=TrainConfig(
             schedule, accumulate=2, clip=1.0, ema_decay=0.99, patience=4, bound_every=10, seed=7
         ),
         hardware=Hardware(precision="bf16-mixed", channels_last=True, devices=4),
@@ -107,7 +107,7 @@ def test_what_a_file_leaves_out(tmp_path: Path) -> None:
     assert (recipe.hardware, recipe.verdicts, recipe.changes) == (Hardware(), VerdictRules(), ())
 
 
-def test_a_name_is_a_file_of_the_book() -> None:
+def test_a_name_is_a_file_of_the_package() -> None:
     for name in recipe_names():
         found, path = recipe_file(name)
         assert found == name
@@ -148,8 +148,8 @@ def test_sources_that_are_none(tmp_path: Path) -> None:
         ValueError, match="unknown recipe 'cifar100/hetsnpg': did you mean 'cifar100/hetsngp'"
     ):
         read_recipe("cifar100/hetsnpg")
-    with pytest.raises(ValueError, match="unknown recipe"):  # nothing outside the book
-        read_recipe("../book/cifar100/hetsngp")
+    with pytest.raises(ValueError, match="unknown recipe"):  # no file outside the configs
+        read_recipe("../configs/cifar100/hetsngp")
 
 
 # --- changes --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a folder holds a run to: its data, its plan, its best epoch; and what must not stop it."""
+"""What a folder holds a run to: its data, its config, its best epoch; and what must not stop it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hetsngp.training.loaders import ResumableLoader, shard_loader
 
 pytest.importorskip("lightning")
 
-PLAN = TrainConfig(Schedule(3, lr=0.05, optimizer="sgd", smooth=True))
+CONFIG = TrainConfig(Schedule(3, lr=0.05, optimizer="sgd", smooth=True))
 X, Y = toy.blobs(3, 8)
 HELD_OUT = [toy.blobs(3, 5, seed=1)]
 
@@ -63,11 +63,11 @@ def checkpoints_in(folder: Path, **options: Any) -> CheckpointConfig:
 
 
 def begin(
-    engine: Engine, folder: Path, plan: TrainConfig = PLAN, at: int = 6, method: str = "hetsngp"
+    engine: Engine, folder: Path, config: TrainConfig = CONFIG, at: int = 6, method: str = "hetsngp"
 ) -> None:
     dying = DiesAt(at, TensorDataset(X, Y), 6, shuffle=True)
     with pytest.raises(Died):
-        engine.train(toy.build(method), dying, plan, held_out=HELD_OUT, checkpoints=checkpoints_in(folder))
+        engine.train(toy.build(method), dying, config, held_out=HELD_OUT, checkpoints=checkpoints_in(folder))
 
 
 @pytest.mark.parametrize("other", [loader(18), loader(size=8)])
@@ -77,7 +77,7 @@ def test_other_data_are_refused(other: Any, engine: Engine, tmp_path: Path) -> N
         engine.train(
             toy.build("hetsngp"),
             other,
-            PLAN,
+            CONFIG,
             held_out=HELD_OUT,
             checkpoints=checkpoints_in(tmp_path, changed=True),
         )
@@ -85,14 +85,14 @@ def test_other_data_are_refused(other: Any, engine: Engine, tmp_path: Path) -> N
 
 def test_another_task_is_refused(engine: Engine, tmp_path: Path) -> None:
     model = toy.build("deterministic")
-    engine.train(model, loader(), PLAN, checkpoints=checkpoints_in(tmp_path, about={"data": "cats"}))
+    engine.train(model, loader(), CONFIG, checkpoints=checkpoints_in(tmp_path, about={"data": "cats"}))
     with pytest.raises(ValueError, match="data 'cats', now 'dogs'"):
-        engine.train(model, loader(), PLAN, checkpoints=checkpoints_in(tmp_path, about={"data": "dogs"}))
+        engine.train(model, loader(), CONFIG, checkpoints=checkpoints_in(tmp_path, about={"data": "dogs"}))
 
 
 def test_a_finished_run_cannot_be_made_longer(engine: Engine, tmp_path: Path) -> None:
-    engine.train(toy.build("deterministic"), loader(), PLAN, checkpoints=checkpoints_in(tmp_path))
-    longer = replace(PLAN, schedule=replace(PLAN.schedule, epochs=5))
+    engine.train(toy.build("deterministic"), loader(), CONFIG, checkpoints=checkpoints_in(tmp_path))
+    longer = replace(CONFIG, schedule=replace(CONFIG.schedule, epochs=5))
     with pytest.raises(ValueError, match=r"finished run with another configuration \(epochs 3, now 5"):
         engine.train(
             toy.build("deterministic"), loader(), longer, checkpoints=checkpoints_in(tmp_path, changed=True)
@@ -101,12 +101,12 @@ def test_a_finished_run_cannot_be_made_longer(engine: Engine, tmp_path: Path) ->
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1)])
 def test_bounds_may_be_held_from_now_on(before: int, after: int, engine: Engine, tmp_path: Path) -> None:
-    plan = replace(PLAN, ema_decay=0.9)
-    begin(engine, tmp_path, replace(plan, bound_every=before))
+    config = replace(CONFIG, ema_decay=0.9)
+    begin(engine, tmp_path, replace(config, bound_every=before))
     trained = engine.train(
         toy.build("hetsngp"),
         loader(),
-        replace(plan, bound_every=after),
+        replace(config, bound_every=after),
         held_out=HELD_OUT,
         checkpoints=checkpoints_in(tmp_path, changed=True),
     )
@@ -124,7 +124,7 @@ def test_the_best_of_a_run_that_never_was_is_not_ours(engine: Engine, tmp_path: 
         tmp_path, seconds=1e-9, tensorboard=False
     )  # a checkpoint at the end of each epoch
     with pytest.raises(Died):
-        engine.train(toy.build("hetsngp"), dying, PLAN, held_out=HELD_OUT, checkpoints=ends)
+        engine.train(toy.build("hetsngp"), dying, CONFIG, held_out=HELD_OUT, checkpoints=ends)
     [best] = tmp_path.glob("best-*")
     state = read_state(best)["model"]
     assert any(bool(state[name].any()) for name in dict(toy.build("hetsngp").named_parameters()))
@@ -133,7 +133,7 @@ def test_the_best_of_a_run_that_never_was_is_not_ours(engine: Engine, tmp_path: 
 def test_what_a_killed_write_left_behind_goes(engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / ".saving-0123").write_bytes(b"half a checkpoint")
-    engine.train(toy.build("deterministic"), loader(), PLAN, checkpoints=checkpoints_in(tmp_path))
+    engine.train(toy.build("deterministic"), loader(), CONFIG, checkpoints=checkpoints_in(tmp_path))
     assert not list((tmp_path / "checkpoint").glob(".saving-*"))
 
 
@@ -150,7 +150,7 @@ def test_a_mask_may_be_infinite(engine: Engine, tmp_path: Path) -> None:
             return self.linear(x)
 
     model = hetsngp.build("deterministic", Masked(), 3)
-    assert len(engine.train(model, loader(), PLAN, checkpoints=checkpoints_in(tmp_path)).history) == 3
+    assert len(engine.train(model, loader(), CONFIG, checkpoints=checkpoints_in(tmp_path)).history) == 3
 
 
 def test_rows_of_ten_thousand_epochs(tmp_path: Path) -> None:
@@ -168,17 +168,17 @@ def test_an_infinite_loss_stops(engine: Engine) -> None:
     with pytest.raises(
         FloatingPointError, match=r"loss is infinite in epoch 1: lower lr .*no checkpoint was made before"
     ):
-        engine.train(toy.build("deterministic"), huge, PLAN)
+        engine.train(toy.build("deterministic"), huge, CONFIG)
 
 
 def test_a_refused_run_leaves_no_trace(engine: Engine, tmp_path: Path) -> None:
-    begin(engine, tmp_path, replace(PLAN, bound_every=2))
+    begin(engine, tmp_path, replace(CONFIG, bound_every=2))
     model = toy.build("hetsngp")
     with pytest.raises(ValueError, match="another configuration"):
         engine.train(
             model,
             loader(),
-            replace(PLAN, bound_every=3),
+            replace(CONFIG, bound_every=3),
             held_out=HELD_OUT,
             checkpoints=checkpoints_in(tmp_path),
         )
@@ -190,7 +190,7 @@ def test_a_refused_run_leaves_no_trace(engine: Engine, tmp_path: Path) -> None:
 def test_an_ensemble_is_trained_member_by_member(engine: Engine) -> None:
     ensemble = hetsngp.Ensemble([toy.build("sngp"), toy.build("sngp")])
     with pytest.raises(TypeError, match="member by member"):
-        engine.train(ensemble, loader(), PLAN)  # type: ignore[arg-type]
+        engine.train(ensemble, loader(), CONFIG)  # type: ignore[arg-type]
 
 
 def test_workers_that_stay_on_do_not_change_a_resumed_run(engine: Engine, tmp_path: Path) -> None:
@@ -203,12 +203,12 @@ def test_workers_that_stay_on_do_not_change_a_resumed_run(engine: Engine, tmp_pa
         return DiesAt(at, TensorDataset(X, Y), 6, shuffle=True, **own)
 
     alone = engine.train(
-        toy.build("sngp"), with_worker(), PLAN, checkpoints=checkpoints_in(tmp_path / "alone")
+        toy.build("sngp"), with_worker(), CONFIG, checkpoints=checkpoints_in(tmp_path / "alone")
     )
     with pytest.raises(Died):  # in the second epoch
-        engine.train(toy.build("sngp"), with_worker(6), PLAN, checkpoints=checkpoints_in(tmp_path / "died"))
+        engine.train(toy.build("sngp"), with_worker(6), CONFIG, checkpoints=checkpoints_in(tmp_path / "died"))
     again = engine.train(
-        toy.build("sngp"), with_worker(), PLAN, checkpoints=checkpoints_in(tmp_path / "died")
+        toy.build("sngp"), with_worker(), CONFIG, checkpoints=checkpoints_in(tmp_path / "died")
     )
     assert again.resumed == 6
     for name, value in alone.model.state_dict().items():
@@ -223,10 +223,10 @@ def test_workers_that_stay_on_do_not_change_a_resumed_run(engine: Engine, tmp_pa
 def test_a_global_batch_is_one_for_any_number_of_processes(
     processes: int, batch: int, engine: Engine, tmp_path: Path
 ) -> None:
-    """From what so many would have written of the same batches, one goes on to the same end."""
+    """A checkpoint that several processes would have written of the same batches is resumed by one."""
 
     def train(data: Any, kept: CheckpointConfig | None = None) -> Any:
-        return engine.train(toy.build("deterministic"), data, PLAN, checkpoints=kept)
+        return engine.train(toy.build("deterministic"), data, CONFIG, checkpoints=kept)
 
     kept = checkpoints_in(tmp_path, about={"batch_size": 6})
     with pytest.raises(Died):
@@ -265,7 +265,7 @@ def test_the_state_after_twelve_batches(
     loader = SimpleNamespace(is_device_loader=False, batch_size=now[1])
     run: Any = SimpleNamespace(
         fabric=fabric(now[0]),
-        config=replace(PLAN, accumulate=accumulate),
+        config=replace(CONFIG, accumulate=accumulate),
         data=SimpleNamespace(loader=loader),
     )
     state = TrainState(2, 12, 30, 60, 7.5)

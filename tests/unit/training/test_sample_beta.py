@@ -262,8 +262,8 @@ def test_the_model_ends_without_a_posterior(average: float | None, watched: bool
     """An average of eigenvectors is none; and no one is told of a posterior that is out of date."""
     x, y = data()
     model = built("hetsngp")
-    plan = TrainConfig(MOVING.schedule, ema_decay=average, bound_every=2)
-    engine.train(model, [(x, y)], plan, held_out=[data(seed=1)] if watched else None)
+    config = TrainConfig(MOVING.schedule, ema_decay=average, bound_every=2)
+    engine.train(model, [(x, y)], config, held_out=[data(seed=1)] if watched else None)
     assert not model.head.posterior.is_filled
     with pytest.raises(hetsngp.PosteriorNotFittedError):
         model.predict(x)
@@ -294,7 +294,7 @@ def test_fsdp_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_killed_run_ends_as_if_it_had_not_been(at: int, engine: Engine, tmp_path: Path) -> None:
     """Four batches an epoch: killed in the first one, within later ones, and between two."""
     x, y = toy.blobs(3, 8)
-    plan = TrainConfig(MOVING.schedule, ema_decay=0.9, seed=2)
+    config = TrainConfig(MOVING.schedule, ema_decay=0.9, seed=2)
 
     def model() -> hetsngp.Classifier:
         return toy.build("hetsngp", sample_beta=True)
@@ -302,16 +302,18 @@ def test_a_killed_run_ends_as_if_it_had_not_been(at: int, engine: Engine, tmp_pa
     clean = DataLoader(TensorDataset(x, y), 7, shuffle=True)  # another order each time, drawn as crops are
     every: dict[str, Any] = {"held_out": [toy.blobs(3, 5, seed=1)], "clean": clean}
     whole = model()
-    expected = engine.train(whole, DataLoader(TensorDataset(x, y), 6, shuffle=True), plan, **every)
+    expected = engine.train(whole, DataLoader(TensorDataset(x, y), 6, shuffle=True), config, **every)
     dying = DiesAt(at, TensorDataset(x, y), 6, shuffle=True)
     with pytest.raises(Died):
-        engine.train(model(), dying, plan, **every, checkpoints=checkpoints_in(tmp_path))
+        engine.train(model(), dying, config, **every, checkpoints=checkpoints_in(tmp_path))
     resumed = model()
     loader = DataLoader(TensorDataset(x, y), 6, shuffle=True)
-    found = engine.train(resumed, loader, plan, **every, checkpoints=checkpoints_in(tmp_path))
+    found = engine.train(resumed, loader, config, **every, checkpoints=checkpoints_in(tmp_path))
     assert found.resumed == at
     assert found.history == expected.history
     toy.assert_same(toy.weights(resumed), toy.weights(whole))
     again = model()
-    engine.train(again, loader, plan, **every, checkpoints=checkpoints_in(tmp_path))  # it had come to its end
+    engine.train(
+        again, loader, config, **every, checkpoints=checkpoints_in(tmp_path)
+    )  # it had come to its end
     toy.assert_same(toy.weights(again), toy.weights(whole))

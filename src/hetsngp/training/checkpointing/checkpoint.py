@@ -53,7 +53,7 @@ class Checkpointer:
             "finished": run.finished,
             "model": full_tensors(model),
             # How a multi-input network (MIMO) takes its inputs, which the first batch decides.
-            "entrance": getattr(run.model, "_entrance", None),
+            "entrance": getattr(run.model, "_stacked_inputs", None),
             "optimizer": full_tensors(gradients.optimizer.state_dict()),
             "average": None if ema is None else {"steps": ema.steps, "state": full_tensors(ema.state)},
             "statistics": [self._gather(_statistics(s)) for s in (model, ema.state if ema else {})],
@@ -97,7 +97,7 @@ class Checkpointer:
         self._check(state, checkpoints)
         load_model(run.model, state["model"])
         if state["entrance"] is not None:
-            run.model._entrance = state["entrance"]
+            run.model._stacked_inputs = state["entrance"]
         if state["plan"]["schedule"]["optimizer"] == run.config.schedule.optimizer:
             load_optimizer(gradients.optimizer, state["optimizer"])
         if gradients.ema is not None and state["average"] is not None:
@@ -194,12 +194,12 @@ def _table(rows: list[Row]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64).reshape(len(rows), len(COLUMNS))
 
 
-def _rows(table: Tensor, watched: bool) -> list[Row]:
+def _rows(table: Tensor, has_held_out: bool) -> list[Row]:
     rows: list[Row] = []
     for values in table.tolist():
         row: Row = dict(zip(COLUMNS, values, strict=True))
         row |= {name: int(row[name] or 0) for name in ("epoch", "updates")}
-        rows.append(row if watched else {**row, "held_out": None})
+        rows.append(row if has_held_out else {**row, "held_out": None})
     return rows
 
 

@@ -67,7 +67,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
             "or give another folder"
         )
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    shared = {
+    sharded = {
         index: {
             name: shard_like(with_memory_format_of(v, parameters[index]), parameters[index])
             if isinstance(v, Tensor) and v.shape == parameters[index].shape and v.dim() > 0
@@ -77,4 +77,4 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
         for index, values in state["state"].items()
     }
     # Learning rates and weight decay are those of the present configuration.
-    optimizer.load_state_dict({"state": shared, "param_groups": own})
+    optimizer.load_state_dict({"state": sharded, "param_groups": own})

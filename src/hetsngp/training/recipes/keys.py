@@ -158,9 +158,9 @@ def options_of(values: Mapping[str, Any]) -> dict[str, Any]:
 def typed(key: str, value: Any, kind: type) -> Any:
     """Convert ``value`` to the type of the field of ``kind``; errors name the key."""
     name = key.rpartition(".")[2]
-    told = typing.get_type_hints(kind)[name]
-    is_union = typing.get_origin(told) in (typing.Union, types.UnionType)
-    allowed = typing.get_args(told) if is_union else (told,)
+    annotation = typing.get_type_hints(kind)[name]
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    allowed = typing.get_args(annotation) if is_union else (annotation,)
     allowed = tuple(str if typing.get_origin(a) is typing.Literal else a for a in allowed)
     if value == "none" and type(None) in allowed:
         return None
