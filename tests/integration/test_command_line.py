@@ -1,4 +1,4 @@
-"""From pictures on disk to a verdict on each: train, evaluate and predict as they are typed."""
+"""Train, evaluate and predict by the command line, from images on disk to a verdict on each."""
 
 import functools
 import json
@@ -72,14 +72,14 @@ def inputs_of(run: Path) -> dict[str, Any]:
 
 
 def prediction(run: Path, pixels: np.ndarray) -> hetsngp.Prediction:
-    """Of (n, H, W, 3) bytes, by NumPy and the model alone."""
-    said = inputs_of(run)
-    x = (pixels / 255 - np.array(said["mean"])) / np.array(said["std"])
+    """Prediction for (n, H, W, 3) bytes by NumPy and the model alone."""
+    inputs = inputs_of(run)
+    x = (pixels / 255 - np.array(inputs["mean"])) / np.array(inputs["std"])
     return hetsngp.load(run / "model").predict(torch.from_numpy(x).permute(0, 3, 1, 2).float())
 
 
 def check(lines: list[dict[str, Any]], found: hetsngp.Prediction, classes: list[str]) -> None:
-    """The numbers are the model's."""
+    """Compare the printed numbers with the prediction of the model."""
     assert [line["label"] for line in lines] == [classes[k] for k in found.probs.argmax(1)]
     for name in ("confidence", "data_uncertainty", "model_uncertainty", "ood_score"):
         numbers = torch.tensor([line[name] for line in lines])
@@ -91,7 +91,7 @@ def check(lines: list[dict[str, Any]], found: hetsngp.Prediction, classes: list[
         assert line["verdict"] in ("confident", "ambiguous", "unfamiliar")
 
 
-# --- the road -------------------------------------------------------------------------------------------
+# --- train, predict, evaluate ---------------------------------------------------------------------------
 
 
 def test_files_are_predicted_as_the_model_predicts_their_pixels(home: Path) -> None:
@@ -115,8 +115,8 @@ def test_files_are_predicted_as_the_model_predicts_their_pixels(home: Path) -> N
     summary = finished(run)
     assert summary is not None
     assert summary["test"]["accuracy"] > 0.9
-    right = [line["label"] == Path(line["name"]).parent.name for line in lines[:-1]]
-    assert np.mean(right) == pytest.approx(summary["test"]["accuracy"])
+    correct = [line["label"] == Path(line["name"]).parent.name for line in lines[:-1]]
+    assert np.mean(correct) == pytest.approx(summary["test"]["accuracy"])
     text = invoke("predict", run, folder, "--limit", 2).stdout.splitlines()
     assert len(text) == 3
     assert text[0].split() == ["file", "label", "confidence", "data", "model", "verdict"]
@@ -143,8 +143,8 @@ def test_evaluate_on_all_kinds_of_sets(home: Path, tmp_path: Path, monkeypatch: 
     result = invoke(*asked, "--ood", f"grey={tmp_path / 'far'}")
     assert result.exit_code == 0, result.output
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["id"]["rows"] == 3
-    assert report["ood"]["grey"]["rows"] == 3
+    assert report["id"]["examples"] == 3
+    assert report["ood"]["grey"]["examples"] == 3
     assert len(report["corrupted"]["sets"]) == 14 * 5
     assert "HetSNGP (small) on photos" in result.stdout
     parts = {file: file.stat().st_mtime_ns for file in (tmp_path / "out" / "parts").iterdir()}
@@ -159,7 +159,7 @@ def test_evaluate_where_it_belongs_and_on_some_of_the_classes(home: Path, tmp_pa
     report = json.loads((home / "files" / "evaluation" / "report.json").read_text())
     summary = finished(home / "files")
     assert summary is not None
-    assert report["id"]["rows"] == 18
+    assert report["id"]["examples"] == 18
     assert report["id"]["accuracy"] == pytest.approx(summary["test"]["accuracy"])
     assert report["id"]["nll"] == pytest.approx(summary["test"]["nll"], rel=1e-3)
     shutil.copytree(home / "photos" / "test", tmp_path / "two")
@@ -167,11 +167,11 @@ def test_evaluate_where_it_belongs_and_on_some_of_the_classes(home: Path, tmp_pa
     result = invoke("evaluate", home / "files", "--data", tmp_path / "two")
     assert result.exit_code == 0, result.output
     report = json.loads((home / "files" / "evaluation-two" / "report.json").read_text())
-    assert (report["num_classes"], report["id"]["rows"]) == (2, 12)
+    assert (report["num_classes"], report["id"]["examples"]) == (2, 12)
     assert report["id"]["accuracy"] > 0.9
 
 
-# --- what goes wrong ------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------------
 
 
 def edited(*keys: str, value: Any) -> Callable[[Path], None]:
@@ -302,13 +302,13 @@ def test_an_interrupted_training_says_so_and_goes_on(home: Path, tmp_path: Path)
         assert process.stdout is not None
         assert process.stdout.readline().startswith("epoch 1/100000")
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 130, said
-    lines = [line for line in said.splitlines() if line.startswith("hetsngp: ")]
+    assert process.returncode == 130, error
+    lines = [line for line in error.splitlines() if line.startswith("hetsngp: ")]
     assert lines == ["hetsngp: stopped; run the same command again to resume"]
-    assert "Traceback" not in said
+    assert "Traceback" not in error
     assert finished(tmp_path / "run") is None
     refused(invoke("evaluate", tmp_path / "run"), "run")
     done = invoke(*command, *long, "--set", "schedule.stop_after=1", "--changed")
@@ -317,7 +317,7 @@ def test_an_interrupted_training_says_so_and_goes_on(home: Path, tmp_path: Path)
 
 
 def test_a_reader_may_close_the_pipe(home: Path) -> None:
-    """As ``| head -1`` does."""
+    """A reader such as ``| head -1`` closes it early."""
     sources = [home / "photos" / "train"] * 40
     process = start("predict", home / "files", *sources, "--batch-size", 1)
     try:
@@ -325,9 +325,9 @@ def test_a_reader_may_close_the_pipe(home: Path) -> None:
         assert process.stdout.readline().split()[:2] == ["file", "label"]
         process.stdout.close()
         assert process.stderr is not None
-        said = process.stderr.read()
+        error = process.stderr.read()
         code = process.wait(60)
     finally:
         process.kill()
     assert code in (0, 1)
-    assert said == ""
+    assert error == ""

@@ -1,4 +1,4 @@
-"""The command line: what it takes, what it refuses and how it says so."""
+"""The command line: arguments, errors and messages."""
 
 import contextlib
 import dataclasses
@@ -44,14 +44,14 @@ def invoke(*arguments: object) -> Any:
 
 
 def refused(result: Any, words: str) -> None:
-    """A line on stderr that begins with our name, exit code 2, and nothing of where it came from."""
+    """Expect one line on stderr that begins with hetsngp, exit code 2 and no traceback."""
     try:
-        said = result.stderr
+        error = result.stderr
     except ValueError:  # click before 8.2 has one stream for both
-        said = result.output
-    lines = [line for line in said.splitlines() if not line.startswith("warning: ")]
+        error = result.output
+    lines = [line for line in error.splitlines() if not line.startswith("warning: ")]
     assert result.exit_code == 2, (result.output, result.exception)
-    assert len(lines) == 1, said
+    assert len(lines) == 1, error
     assert lines[0].startswith("hetsngp: ")
     assert words in lines[0]
     assert "Traceback" not in result.output

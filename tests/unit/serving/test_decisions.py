@@ -21,7 +21,7 @@ from hetsngp.types import Prediction
 
 
 def prediction(probs: Any, score: Any = 0.5, *, model: Any = 0.1, total: Any = 1.0) -> Prediction:
-    """Of given probabilities (n, K) and scores; the rest is of no consequence."""
+    """Prediction with given probabilities (n, K) and scores; the other fields do not matter."""
     probs = torch.as_tensor(probs, dtype=torch.float32)
     score, model, total = (
         torch.as_tensor(v, dtype=torch.float32).expand(len(probs)) for v in (score, model, total)
@@ -185,7 +185,7 @@ def test_an_ensemble_is_judged_by_the_disagreement_of_its_members() -> None:
 
 
 def draw(rng: np.random.Generator, rows: int) -> tuple[Prediction, Tensor]:
-    """Of a model that is calibrated by construction, confidence uniform on (½, 1), and the labels."""
+    """Predictions of a model calibrated by construction, with confidence uniform on (½, 1), and labels."""
     sure = rng.uniform(0.5, 1, rows)
     return prediction(binary(sure), rng.normal(size=rows)), torch.as_tensor(rng.random(rows) > sure).long()
 
@@ -218,7 +218,7 @@ def test_the_confident_are_right_as_often_as_documented() -> None:
 
 
 def test_of_many_rows_the_threshold_is_the_confidence_that_was_asked_for() -> None:
-    """Of a calibrated model, with the error that isotonic regression has.
+    """For a calibrated model, with the error of isotonic regression.
 
     Where P(correct | c) = c and confidences have density f, t̂ − t is (4·t(1 − t)/(f·n))^(1/3) times a
     variable of Chernoff's distribution, of standard deviation 0.513 (Groeneboom and Wellner 2001).

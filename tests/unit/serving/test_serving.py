@@ -88,7 +88,7 @@ def served(finished: Path) -> ServedModel:
 
 @pytest.fixture
 def copied(finished: Path, tmp_path: Path) -> Path:
-    """The same to be damaged."""
+    """A copy of the run, for tests that damage it."""
     shutil.copytree(finished, tmp_path / "run")
     return tmp_path / "run"
 
@@ -494,7 +494,7 @@ def test_predict_and_show(
 def test_a_limit_is_of_each_source(
     served: ServedModel, photos: dict[str, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of each set, of each folder, and of the files that are named, wherever they are."""
+    """The limit holds for each set, each folder, and all files given one by one."""
     folder, file = tmp_path / "photos", tmp_path / "some.npz"
     pixels, labels = coloured(3, seed=4)
     np.savez(file, x_test=pixels, y_test=labels)
@@ -518,7 +518,7 @@ def test_a_limit_is_of_each_source(
 def test_words_that_no_input_gets_are_said_beside_the_lines(
     served: ServedModel, photos: dict[str, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def said(**thresholds: Any) -> list[str]:
+    def notes(**thresholds: Any) -> list[str]:
         other = dataclasses.replace(served, thresholds=dataclasses.replace(served.thresholds, **thresholds))
         predict_and_show(other, [str(tmp_path / "photos" / "a.png")], as_json=True)
         out, err = capsys.readouterr()
@@ -526,18 +526,18 @@ def test_words_that_no_input_gets_are_said_beside_the_lines(
         assert json.loads(out)["verdict"] in ("confident", "ambiguous", "unfamiliar")
         return err.splitlines()
 
-    assert said() == []
+    assert notes() == []
     confident = (
         "note: no image is called confident: this needs 20 held-out images, 95% of them classified correctly"
     )
-    assert said(confident=None, accuracy=None) == [confident]
-    assert said(unfamiliar=None) == [
+    assert notes(confident=None, accuracy=None) == [confident]
+    assert notes(unfamiliar=None) == [
         "note: no image is called unfamiliar: this model has no model uncertainty to tell by"
     ]
     few = "note: no image is called unfamiliar: this needs 19 held-out images"
-    assert said(unfamiliar=None, held_out=19)[0] != few
-    assert said(confident=None, unfamiliar=None, held_out=18) == [confident, few]
-    assert "set to 0" in said(unfamiliar=None, share=0.0)[0]
+    assert notes(unfamiliar=None, held_out=19)[0] != few
+    assert notes(confident=None, unfamiliar=None, held_out=18) == [confident, few]
+    assert "set to 0" in notes(unfamiliar=None, share=0.0)[0]
 
 
 def test_what_is_wrong_is_said_before_anything_is_printed(
