@@ -85,7 +85,7 @@ def idea(name: str) -> Iterator[None]:
 
     def all_epochs(models: Any, loaders: Any, validation: Any, schedule: Any, **options: Any) -> Any:
         for model, loader, generator in zip(models, loaders, options["generators"], strict=True):
-            history = loop.follow(model, loader, schedule, generator=generator)
+            history = loop.train_with_schedule(model, loader, schedule, generator=generator)
         return [replace(result, held_out=-float(result.epoch)) for result in history]
 
     def sums_at_best_temperature(model: Any, loader: Any) -> tuple[float, float]:

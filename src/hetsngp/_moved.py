@@ -22,7 +22,7 @@ MOVED: dict[str, tuple[str, ...]] = {
     "artifact": ("io.artifact",),
     "calibration": ("posterior.calibration",),
     "cli.devices": ("serving.bundle",),
-    "counting": ("models.loaders",),
+    "counting": ("models.loader_counts",),
     "crossfit": ("posterior.cross_fitting",),
     "data.arrays": ("data.images.npz",),
     "data.cifar": ("data.datasets.cifar",),
@@ -148,6 +148,7 @@ MOVED: dict[str, tuple[str, ...]] = {
 
 
 RENAMED: dict[str, str] = {
+    "models.loader_counts.tell_counts": "set_missing_counts",
     "nn.spectral_cache.hold_bounds": "cache_spectral_norms",
     "nn.spectral_cache.refresh_bounds": "remeasure_spectral_norms",
     "nn.spectral_cache.release_bounds": "uncache_spectral_norms",
@@ -169,7 +170,14 @@ RENAMED: dict[str, str] = {
     "data.preprocessing.is_made": "made_by_hetsngp",
     "data.preprocessing.some_of": "subset",
     "data.shards.streams.part_of": "hold_out_shards",
+    "fitting.early_stopping.Best": "BestWeights",
+    "fitting.early_stopping.watch": "run_with_early_stopping",
+    "fitting.lbfgs.descend": "fit_map",
     "fitting.loop.Place": "TrainState",
+    "fitting.loop.follow": "train_with_schedule",
+    "fitting.progress.RowProgress": "ExampleProgress",
+    "fitting.tables.TableFit": "TableTrainer",
+    "fitting.tables.merge_copies": "merge_duplicates",
     "training.Keep": "CheckpointConfig",
     "training.Plan": "TrainConfig",
     "training.config.Keep": "CheckpointConfig",

@@ -16,7 +16,7 @@ from hetsngp.evaluation.predictions import EvaluationBatches, SetPredictions, pr
 from hetsngp.evaluation.predictors import Predictor
 from hetsngp.evaluation.scores import CorruptedSet, Quality, mean_scores, quality
 from hetsngp.fitting.progress import ExampleProgress
-from hetsngp.models.loaders import num_batches
+from hetsngp.models.loader_counts import num_batches
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class EvaluationProgress(ExampleProgress):
 
     def batch(self, examples: int) -> None:
         """Count a batch."""
-        self.rows, self._batches_done = self.rows + examples, self._batches_done + 1
+        self.examples, self._batches_done = self.examples + examples, self._batches_done + 1
         if self.bar is not None:
             share = min(1.0, self._batches_done / self._num_batches) if self._num_batches else 0.0
             self.bar.update(self.task, completed=self.done + share, description=self._text)

@@ -1,4 +1,4 @@
-"""Which epoch was the best by what is held out, and when to stop looking for a better one."""
+"""Early stopping: the best epoch by held-out NLL, its weights, and when to stop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hetsngp.validation import check_positive
 
 @dataclass(frozen=True)
 class EpochResult:
-    """What the callback of :func:`train` gets; ``held_out`` is the NLL on ``validation``, if any.
+    """Result of an epoch, passed to ``on_epoch``; ``held_out`` is the NLL on ``validation``, if there is one.
 
     ``member`` of ``members``, from 1: the members of an ensemble are trained one after another.
     """
@@ -27,8 +27,8 @@ class EpochResult:
     members: int = 1
 
 
-class Best:
-    """The weights of the best epoch so far."""
+class BestWeights:
+    """Copies of the weights of the best epoch so far."""
 
     def __init__(self, models: Sequence[Classifier]) -> None:
         self.models = models
@@ -36,18 +36,18 @@ class Best:
         self.states: list[dict[str, Tensor]] | None = None
 
     def keep(self, epoch: int) -> None:
-        """As they are now."""
-        self.epoch, self.states = epoch, None  # the old ones go before the new ones come
+        """Copy the current weights, those of ``epoch``."""
+        self.epoch, self.states = epoch, None  # free the old copies before the new ones are made
         self.states = [{k: t.clone() for k, t in model.state_dict().items()} for model in self.models]
 
     def restore(self) -> None:
-        """Give the models the weights of that epoch, if there was one."""
+        """Load the weights of the best epoch into the models, if there was one."""
         for model, state in zip(self.models, self.states or [], strict=self.states is not None):
             model.load_state_dict(state)
 
 
-def watch(
-    best: Best,
+def run_with_early_stopping(
+    best: BestWeights,
     results: Iterator[tuple[float, float | None]],
     schedule: Schedule,
     patience: int | None,
@@ -55,7 +55,7 @@ def watch(
     member: tuple[int, int] = (1, 1),
     history: Sequence[EpochResult] = (),
 ) -> list[EpochResult]:
-    """Run through (loss, held-out NLL) of the epochs after ``history``, and leave the models at the best."""
+    """Run the epochs after ``history`` (loss, held-out NLL) with early stopping; keep the best weights."""
     if patience is not None:
         check_positive("patience", patience, integer=True)
     history = list(history)
@@ -76,14 +76,14 @@ def watch(
 
 
 def best_epoch(history: Sequence[EpochResult]) -> int:
-    """The epoch of lowest held-out NLL, the first of equals; the last where nothing was held out.
+    """Return the epoch of lowest held-out NLL, the first of equals; the last where nothing was held out.
 
-    Of one model: from the history of an ensemble take a member, ``[r for r in history if r.member == 2]``.
+    ``history`` is that of one model: for a member of an ensemble ``[r for r in history if r.member == 2]``.
     """
     if len({r.member for r in history}) > 1:
         raise ValueError(
-            "history is of several members, each with a best epoch of its own: "
+            "history has several members, and each has its own best epoch: "
             "best_epoch([r for r in history if r.member == 1])"
         )
-    watched = [(r.held_out, r.epoch) for r in history if r.held_out is not None and r.held_out == r.held_out]
-    return min(watched)[1] if watched else history[-1].epoch
+    measured = [(r.held_out, r.epoch) for r in history if r.held_out is not None and r.held_out == r.held_out]
+    return min(measured)[1] if measured else history[-1].epoch

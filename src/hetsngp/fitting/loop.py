@@ -1,6 +1,6 @@
-"""The training loop in plain torch: knows only ``loss``, and ``model(x)`` where something is held out.
+"""Training loop in plain PyTorch; of a model it uses ``loss``, and ``model(x)`` for held-out data.
 
-``training`` puts the same loop on Lightning Fabric: its gradients in place of :class:`Gradients`.
+``hetsngp.training`` runs the same loop on Lightning Fabric, with its own subclass of :class:`Gradients`.
 """
 
 from __future__ import annotations
@@ -15,44 +15,54 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hetsngp._moved import renamed_arguments
-from hetsngp.fitting.early_stopping import Best, EpochResult, best_epoch, watch
+from hetsngp.fitting.early_stopping import BestWeights, EpochResult, best_epoch, run_with_early_stopping
 from hetsngp.fitting.schedule import Schedule
 from hetsngp.models.classifier import Classifier, evaluating, to_device
 from hetsngp.models.ensemble import Ensemble
-from hetsngp.models.loaders import num_batches, tell_counts
+from hetsngp.models.loader_counts import num_batches, set_missing_counts
 from hetsngp.validation import check_batch, check_repeatable
 
-__all__ = ["EpochResult", "Schedule", "best_epoch", "follow", "mean_nll", "nll_sums", "train", "train_folds"]
+__all__ = [
+    "EpochResult",
+    "Schedule",
+    "best_epoch",
+    "mean_nll",
+    "nll_sums",
+    "pooled_mean_nll",
+    "train",
+    "train_folds",
+    "train_with_schedule",
+]
 
-# Updates between two looks at the loss: a look makes the host wait for the device.
+# Updates between two checks of the loss: a check makes the host wait for the device.
 CHECK_EVERY = 50
 
 
 @dataclass
 class TrainState:
-    """Where a run is: the epoch under way (from 1), how much of it is done, and its loss so far."""
+    """State of a run: the current epoch (from 1), how much of it is done, and its loss so far."""
 
     epoch: int = 1
     batches: int = 0
     updates: int = 0
-    """In all epochs."""
+    """Updates in all epochs."""
     seen: int = 0
     total: Tensor | float = 0.0
-    """Loss times examples; a tensor on the device, which nobody has to wait for."""
+    """Sum of loss times examples; a tensor on the device, so that the host does not wait for it."""
 
     def add(self, loss: Tensor, rows: int) -> None:
-        """A batch more."""
+        """Count a batch of so many ``rows`` and its loss."""
         wide = torch.float32 if loss.device.type == "mps" else torch.float64
         self.total = self.total + loss.detach().to(wide) * rows
         self.seen, self.batches = self.seen + rows, self.batches + 1
 
-    def turn(self) -> None:
-        """To the next epoch."""
+    def start_next_epoch(self) -> None:
+        """Begin the next epoch."""
         self.epoch, self.batches, self.seen, self.total = self.epoch + 1, 0, 0, 0.0
 
 
 class Gradients:
-    """The steps of an optimiser over a model, on the device that the model is on."""
+    """Gradients and optimiser steps of a model, on the device of the model."""
 
     def __init__(
         self, model: Classifier, optimizer: torch.optim.Optimizer, generator: torch.Generator | None = None
@@ -64,20 +74,20 @@ class Gradients:
         return self.model.temperature.device
 
     def add(self, x: Any, y: Tensor, weight: Tensor | None, *, group: int, complete: bool) -> Tensor:
-        """Add the gradient of one of ``group`` batches that share a step; ``complete``: that step is next.
+        """Add the gradient of one of ``group`` batches that share a step; ``complete``: of the last of them.
 
-        Returns the batch's own loss.
+        Returns the loss of the batch.
         """
         loss = self.model.loss(x, y, generator=self.generator, weight=weight)
         (loss / group if group > 1 else loss).backward()
         return loss
 
-    def mean_loss(self, place: TrainState) -> float:
-        """Over the examples of the epoch so far."""
-        return float(place.total) / place.seen
+    def mean_loss(self, state: TrainState) -> float:
+        """Mean loss over the examples of the epoch so far."""
+        return float(state.total) / state.seen
 
     def step(self) -> None:
-        """Move the weights by the gradients added since the last step."""
+        """Update the weights by the gradients added since the last step."""
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -86,53 +96,55 @@ def run_epoch(
     gradients: Gradients,
     loader: Iterable[Any],
     schedule: Schedule,
-    place: TrainState,
+    state: TrainState,
     *,
     accumulate: int = 1,
     on_update: Callable[[float], None] | None = None,
 ) -> float:
-    """The rest of an epoch, which ``loader`` begins after ``place.batches`` batches; returns the mean loss.
+    """Run the rest of an epoch; ``loader`` yields what follows the first ``state.batches`` batches.
+
+    Returns the mean loss of the epoch.
 
     A step is made after every ``accumulate`` batches, and after the last one. ``on_update`` is called after
-    each with its rate, and should look at the loss every now and then.
+    each step with its learning rate, and should check the loss from time to time.
     """
     length = num_batches(loader)
     if length is None and (schedule.smooth or accumulate > 1):
         raise TypeError(
-            "loader has no len(), and a rate that moves with every update, or accumulation, needs it: "
+            "loader has no len(), which accumulation and a learning rate that changes at every update need: "
             "give a loader of known length"
         )
-    rate = 0.0
-    began = place.batches
+    lr = 0.0
+    began = state.batches
     for batch in loader:
         x, y, weight = check_batch(batch, "loader")
         x, y = to_device(x, gradients.device), to_device(y, gradients.device)
         weight = None if weight is None else to_device(weight, gradients.device)
-        first = place.batches // accumulate * accumulate
+        first = state.batches // accumulate * accumulate
         group = accumulate if length is None else min(accumulate, length - first)
-        if place.batches in (first, began):  # taken up by another plan, a group may have been begun
-            share = (place.batches / length, group / length) if length else (0.0, 1.0)
-            rate = schedule.set_rate(gradients.optimizer, place.epoch - 1 + share[0], share[1])
-        complete = place.batches + 1 == first + group
-        place.add(gradients.add(x, y, weight, group=group, complete=complete), len(y))
+        if state.batches in (first, began):  # a resumed run may begin within a group
+            share = (state.batches / length, group / length) if length else (0.0, 1.0)
+            lr = schedule.set_lr(gradients.optimizer, state.epoch - 1 + share[0], share[1])
+        complete = state.batches + 1 == first + group
+        state.add(gradients.add(x, y, weight, group=group, complete=complete), len(y))
         if complete:
             gradients.step()
-            place.updates += 1
+            state.updates += 1
             if on_update is not None:
-                on_update(rate)
-            elif place.updates % CHECK_EVERY == 0:
-                checked_loss(gradients, place, rate)
-    if place.seen == 0:
+                on_update(lr)
+            elif state.updates % CHECK_EVERY == 0:
+                checked_loss(gradients, state, lr)
+    if state.seen == 0:
         raise ValueError("loader is empty: it yielded no batch")
-    return checked_loss(gradients, place, rate)
+    return checked_loss(gradients, state, lr)
 
 
-def checked_loss(gradients: Gradients, place: TrainState, rate: float) -> float:
-    """The mean loss of the epoch so far; NaN and infinity are errors."""
-    loss = gradients.mean_loss(place)
+def checked_loss(gradients: Gradients, state: TrainState, lr: float) -> float:
+    """Return the mean loss of the epoch so far; NaN and infinity are errors."""
+    loss = gradients.mean_loss(state)
     if not math.isfinite(loss):
         kind = "NaN" if loss != loss else "infinite"
-        raise FloatingPointError(f"the loss is {kind} in epoch {place.epoch}: lower lr (now {rate:g})")
+        raise FloatingPointError(f"the loss is {kind} in epoch {state.epoch}: lower lr (now {lr:g})")
     return loss
 
 
@@ -151,18 +163,18 @@ def train(
     gp_lr_multiplier: float = 1.0,
     stop_after: int | None = None,
 ) -> list[EpochResult]:
-    """AdamW on ``model.loss`` with a cosine schedule; returns the loss of each epoch.
+    """Train with AdamW on ``model.loss``, with a cosine schedule; return the result of each epoch.
 
     Loaders yield (x, y) or (x, y, weight). Where a model has no ``dataset_size`` it gets the loader's, so
     that the prior has its weight; one that weighs classes by their numbers of examples gets those. With
-    ``validation`` the model ends with the weights of the epoch whose NLL was lowest there, and training stops
-    after ``patience`` epochs that brought nothing lower. ``gp_lr_multiplier`` and ``stop_after``: see
+    ``validation`` the model ends with the weights of the epoch of lowest NLL there, and training stops after
+    ``patience`` epochs without a lower one. ``gp_lr_multiplier`` and ``stop_after``: see
     :class:`Schedule`.
 
-    The members of an ensemble are trained one after another, each as if it were alone: with an optimiser and
-    a best epoch of its own, in orders that the loader draws anew. The results come in the same order.
+    The members of an ensemble are trained one after another, independently: each has its own optimiser, best
+    epoch, and order of examples as the loader draws it. The results come in the same order.
     """
-    return follow(
+    return train_with_schedule(
         model,
         loader,
         Schedule(epochs, lr, weight_decay, gp_lr_multiplier, stop_after),
@@ -173,7 +185,7 @@ def train(
     )
 
 
-def follow(
+def train_with_schedule(
     model: Classifier | Ensemble,
     loader: Iterable[Any],
     schedule: Schedule,
@@ -183,16 +195,18 @@ def follow(
     validation: Iterable[Any] | None = None,
     patience: int | None = None,
 ) -> list[EpochResult]:
-    """:func:`train` by any schedule."""
+    """Train as :func:`train` does, with any schedule."""
     if patience is not None and validation is None:
-        raise ValueError("patience needs a validation loader to watch: train(..., validation=held_out)")
+        raise ValueError("patience needs a validation loader: train(..., validation=held_out)")
     members = model.members
     check_repeatable(len(members), loader=loader, validation=validation)
     history: list[EpochResult] = []
     for number, member in enumerate(members, 1):
         run = _epochs(member, loader, schedule, generator)
         results = _with_held_out(member, run, validation)
-        history += watch(Best([member]), results, schedule, patience, on_epoch, (number, len(members)))
+        history += run_with_early_stopping(
+            BestWeights([member]), results, schedule, patience, on_epoch, (number, len(members))
+        )
     model.eval()
     return history
 
@@ -207,21 +221,19 @@ def train_folds(
     on_epoch: Callable[[EpochResult], None] | None = None,
     patience: int | None = None,
 ) -> list[EpochResult]:
-    """Train a model a fold, epoch by epoch side by side, and stop all by the NLL of all that is held out.
+    """Train one model per fold, an epoch of each at a time; stop early by the NLL of all held-out data.
 
-    One fold holds out too little to tell a good epoch by; together they hold out everything. Results are
-    means over the folds, ``held_out`` the mean over examples. The models end with the weights of one epoch:
-    that of the lowest value.
+    One fold holds out too little to find the best epoch; together they hold out everything. Results are
+    means over the folds, ``held_out`` the mean over examples. All models end with the weights of the same
+    epoch: that of the lowest value.
     """
     runs = [_epochs(m, x, schedule, g) for m, x, g in zip(models, loaders, generators, strict=True)]
 
     def results() -> Iterator[tuple[float, float | None]]:
         for losses in zip(*runs, strict=True):
-            sums = [nll_sums(m, held_out) for m, held_out in zip(models, validation, strict=True)]
-            total, weight = (sum(part) for part in zip(*sums, strict=True))
-            yield sum(losses) / len(losses), total / weight
+            yield sum(losses) / len(losses), pooled_mean_nll(models, validation)
 
-    return watch(Best(models), results(), schedule, patience, on_epoch)
+    return run_with_early_stopping(BestWeights(models), results(), schedule, patience, on_epoch)
 
 
 def _with_held_out(
@@ -234,16 +246,16 @@ def _with_held_out(
 def _epochs(
     model: Classifier, loader: Iterable[Any], schedule: Schedule, generator: torch.Generator | None
 ) -> Iterator[float]:
-    """Train an epoch each time the next loss is asked for."""
+    """Yield the loss of each epoch; an epoch is trained when its loss is asked for."""
     optimizer = schedule.make_optimizer(model)
-    gradients, place = Gradients(model, optimizer, generator), TrainState()
-    tell_counts(model, loader)
+    gradients, state = Gradients(model, optimizer, generator), TrainState()
+    set_missing_counts(model, loader)
     optimizer.zero_grad(set_to_none=True)
     model.train()
     try:
-        while place.epoch <= schedule.last:
-            loss = run_epoch(gradients, loader, schedule, place)
-            place.turn()
+        while state.epoch <= schedule.last:
+            loss = run_epoch(gradients, loader, schedule, state)
+            state.start_next_epoch()
             yield loss
     finally:
         # Parameters and their states refer to each other: memory would wait for the garbage collector.
@@ -252,9 +264,14 @@ def _epochs(
 
 
 def mean_nll(model: Classifier | Ensemble, loader: Iterable[Any]) -> float:
-    """Held-out −log p(y) at the posterior mode, averaged over (weighted) examples."""
-    total, weight = nll_sums(model, loader)
-    return total / weight
+    """Mean of −log p(y) at the MAP estimate over (weighted) held-out examples."""
+    return pooled_mean_nll([model], [loader])
+
+
+def pooled_mean_nll(models: Sequence[Classifier | Ensemble], loaders: Sequence[Iterable[Any]]) -> float:
+    """Mean of −log p(y) over the (weighted) examples of all loaders, each with its own model."""
+    sums = [nll_sums(model, loader) for model, loader in zip(models, loaders, strict=True)]
+    return sum(total for total, _ in sums) / sum(weight for _, weight in sums)
 
 
 def nll_sums(
@@ -262,7 +279,7 @@ def nll_sums(
     loader: Iterable[Any],
     log_probs_of: Callable[[Any], Tensor] | None = None,
 ) -> tuple[float, float]:
-    """The sum over examples, and of their weights. ``log_probs_of``: in place of ``model(x)``."""
+    """Sum −log p(y) over (weighted) examples, and the weights. ``log_probs_of`` replaces ``model(x)``."""
     device = model.members[0].temperature.device
     sigmoid = model.members[0].head.sigmoid
     total, seen = 0.0, 0.0

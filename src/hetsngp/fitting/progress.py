@@ -1,4 +1,4 @@
-"""One line that tells how a fit is going: a bar in a terminal that rich can draw on, prints elsewhere."""
+"""Progress of training and of passes over data: a bar of rich at a terminal, printed lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from hetsngp.fitting.loop import EpochResult
 
-# Where there is no terminal to redraw: a line for each tenth of the epochs, or after so many seconds.
+# Without a terminal: a line for each tenth of the epochs, or after so many seconds.
 LINES, SECONDS = 10, 10.0
 
 
 class Progress:
-    """Call it with each :class:`EpochResult`: of the folds together, if any, and then of the one model.
+    """Progress of training; call it with each :class:`EpochResult`, of the folds, then of the final model.
 
     Silent unless ``show``.
     """
@@ -40,7 +40,7 @@ class Progress:
             self._end_of_stage()
             self.stage += 1
         in_folds = self.folds > 0 and self.stage == 1
-        text = "" if not self.folds else f"{self.folds} folds  " if in_folds else "all rows  "
+        text = "" if not self.folds else f"{self.folds} folds  " if in_folds else "all examples  "
         text += f"epoch {result.epoch}/{result.epochs}  loss {result.loss:.4f}"
         if result.held_out is not None:
             text += f"  held-out NLL {result.held_out:.4f}"
@@ -56,7 +56,7 @@ class Progress:
             self._print()
 
     def within(self, epoch: int, share: float, loss: float) -> None:
-        """In the middle of an epoch: how much of it is done, and its loss so far."""
+        """Show the share of an epoch that is done, and its loss so far."""
         if not self.show:
             return
         self.last = f"epoch {epoch}/{self.epochs}  {share:.0%}  loss {loss:.4f}"
@@ -76,7 +76,7 @@ class Progress:
         self.bar.stop()
 
     def say(self, text: str) -> None:
-        """A line of its own, after the epochs."""
+        """Print a line after the epochs."""
         if self.show:
             print(text, flush=True)
 
@@ -89,25 +89,25 @@ class Progress:
         print(self.last, flush=True)
 
 
-class RowProgress:
-    """Rows that went through a network, of so many ``batches`` (None: unknown). Silent unless ``show``."""
+class ExampleProgress:
+    """Progress of a pass over data of so many ``batches`` (None: unknown). Silent unless ``show``."""
 
     def __init__(self, title: str, batches: int | None, show: bool) -> None:
         self.title, self.batches, self.show = title, batches, show
         self.bar = _rich_bar() if show else None
         self.task: Any = None
-        self.done = self.rows = 0
+        self.done = self.examples = 0
         self.when = time.monotonic()
 
-    def __enter__(self) -> RowProgress:
+    def __enter__(self) -> ExampleProgress:
         if self.bar is not None:
             self.bar.start()
             self.task = self.bar.add_task(self.title, total=self.batches)
         return self
 
-    def add(self, rows: int) -> None:
-        """A batch of ``rows`` more."""
-        self.done, self.rows = self.done + 1, self.rows + rows
+    def add(self, examples: int) -> None:
+        """Count a batch of so many ``examples``."""
+        self.done, self.examples = self.done + 1, self.examples + examples
         if self.bar is not None:
             self.bar.update(self.task, completed=self.done, description=self._text)
         elif self.show and time.monotonic() > self.when + SECONDS:
@@ -116,7 +116,7 @@ class RowProgress:
 
     @property
     def _text(self) -> str:
-        return f"{self.title}  {self.rows} rows" + (
+        return f"{self.title}  {self.examples} examples" + (
             f" ({self.done / self.batches:.0%})" if self.batches else ""
         )
 
@@ -126,7 +126,7 @@ class RowProgress:
 
 
 def at_a_terminal() -> bool:
-    """Whether somebody is watching."""
+    """Whether stdout is a terminal."""
     return sys.stdout is not None and sys.stdout.isatty()
 
 

@@ -1,4 +1,4 @@
-"""How the weights move: an optimiser, and a rate that is a function of the epoch, without a state."""
+"""Optimiser and learning-rate schedule; the learning rate is a function of the epoch, without state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DECAYS = ("cosine", "linear", "step", "constant")
 @renamed_arguments(gp_lr="gp_lr_multiplier")
 @dataclass(frozen=True)
 class Schedule:
-    """AdamW, or SGD with Nesterov's momentum; the rate warms up, and goes from ``lr`` to zero in ``epochs``.
+    """AdamW, or SGD with Nesterov momentum; the learning rate warms up, and decays from ``lr`` in ``epochs``.
 
     ``gp_lr_multiplier`` multiplies the learning rate of parameters of natural size one, the GP's weights and
     a flow's; a network's have about 1/√width. ``stop_after`` ends training after so many of the ``epochs``.
@@ -38,13 +38,13 @@ class Schedule:
     optimizer: str = "adamw"
     """"adamw" or "sgd"."""
     momentum: float = 0.9
-    """Of SGD."""
+    """Momentum of SGD."""
     decay: str = "cosine"
     """"cosine" or "linear" to zero, "step" by ``gamma`` at each of the ``milestones``, or "constant"."""
     warmup: float = 0.0
-    """Epochs in which the rate rises linearly from zero to ``lr``."""
+    """Epochs in which the learning rate rises linearly from zero to ``lr``."""
     milestones: tuple[float, ...] = ()
-    """Of "step": epochs after which the rate is multiplied by ``gamma``."""
+    """Epochs after which the learning rate is multiplied by ``gamma``, where ``decay`` is "step"."""
     gamma: float = 0.1
     smooth: bool = False
     """Whether the learning rate changes at every update; otherwise it is constant within an epoch."""
@@ -78,13 +78,14 @@ class Schedule:
 
     @property
     def last(self) -> int:
-        """The epoch after which it ends."""
+        """Last epoch of training."""
         return self.epochs if self.stop_after is None else min(self.stop_after, self.epochs)
 
     def factor(self, done: float, unit: float = 1.0) -> float:
-        """The rate of an update as a share of ``lr``; ``done``: epochs before it, ``unit``: its own length.
+        """Learning rate of an update, relative to ``lr``; ``done``: epochs before it, ``unit``: its length in
+        epochs.
 
-        The first of ``warmup`` steps has the rate 1/steps, the last one the full rate.
+        The first of n warm-up steps has 1/n, the last one the full learning rate.
         """
         if not self.smooth:
             done, unit = float(math.floor(done)), 1.0
@@ -96,17 +97,17 @@ class Schedule:
         return warm * kinds[self.decay]
 
     def make_optimizer(self, model: Classifier) -> torch.optim.Optimizer:
-        """Over what of the model is not frozen; each group remembers its full rate as ``initial_lr``."""
+        """Make an optimiser of parameters that are not frozen; ``initial_lr`` is the full learning rate."""
         groups: list[dict[str, Any]] = []
         for group in model.parameter_groups(self.weight_decay):
-            rate = self.lr * (self.gp_lr_multiplier if group.get("natural_size_one") else 1.0)
-            groups.append({**group, "lr": rate, "initial_lr": rate})
+            lr = self.lr * (self.gp_lr_multiplier if group.get("no_weight_decay") else 1.0)
+            groups.append({**group, "lr": lr, "initial_lr": lr})
         if self.optimizer == "sgd":
             return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=self.momentum > 0)
         return torch.optim.AdamW(groups, lr=self.lr)
 
-    def set_rate(self, optimizer: torch.optim.Optimizer, done: float, unit: float = 1.0) -> float:
-        """Give every group its rate; returns that of the first."""
+    def set_lr(self, optimizer: torch.optim.Optimizer, done: float, unit: float = 1.0) -> float:
+        """Set the learning rate of every group; return that of the first."""
         factor = self.factor(done, unit)
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor

@@ -1,4 +1,8 @@
-"""From a standardised table to a trained and calibrated model: with one held-out part, or in folds."""
+"""Training and calibration on a table of examples: with one held-out part, or in folds.
+
+The scikit-learn estimator fits a network to a standardised table, :func:`hetsngp.fit_head` a head to a table
+of features.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hetsngp.fitting.lbfgs import LOGITS_AT_A_TIME, ROWS_AT_A_TIME, descend
-from hetsngp.fitting.loop import EpochResult, best_epoch, follow, train_folds
+from hetsngp.fitting.lbfgs import MAX_EXAMPLES, MAX_LOGITS, fit_map
+from hetsngp.fitting.loop import EpochResult, best_epoch, train_folds, train_with_schedule
 from hetsngp.fitting.progress import Progress
 from hetsngp.fitting.schedule import Schedule
 from hetsngp.models.classifier import Classifier
@@ -21,21 +25,27 @@ from hetsngp.nn.heads import GaussianHead
 from hetsngp.nn.latent import RandomFeatureGP
 from hetsngp.posterior.calibration import TOLERANCE
 from hetsngp.posterior.cross_fitting import cross_fit_posterior
-from hetsngp.posterior.fit import PosteriorReport, finish, fit_and_calibrate
-from hetsngp.posterior.leave_one_out import left_out
+from hetsngp.posterior.fit import PosteriorReport, fit_and_calibrate, record_report
+from hetsngp.posterior.leave_one_out import leave_one_out_examples
 
-# Held-out rows that are enough to stop and to calibrate by. With fewer the best epoch is mostly chance, and
-# chance stops too early: then folds decide, which together hold out every row.
-ENOUGH_HELD_OUT = 100
-MOST_FOLDS = 5
-# With fewer rows in all folds together a temperature is a guess.
-FEWEST_HELD_OUT = 20
+# Fewest held-out examples for early stopping and calibration on one part. With fewer the best epoch is mostly
+# chance, and chance stops too early: folds then hold out every example.
+MIN_HELD_OUT_PART = 100
+MAX_FOLDS = 5
+# With fewer examples in all folds together a temperature is a guess.
+MIN_HELD_OUT = 20
+# Batch size where there is no gradient: the posterior's pass and predictions.
+EVAL_BATCH_SIZE = 1024
+# Largest number of kernel features that are computed once for all data: a gigabyte.
+MAX_PRECOMPUTED = 2**28
+# The GP's weights have a natural size of one, a network's about 1/√width; Adam moves both by the same step.
+GP_LR_MULTIPLIER = 3.0
 
 
 @dataclass(frozen=True)
 class TrainingTable:
-    """``x`` (n, d); class numbers ``y`` (n,), or multi-hot labels (n, K); positive weights and numbers of
-    equal x: (n,) each.
+    """Examples: ``x`` (n, d); class numbers ``y`` (n,), or multi-hot labels (n, K); positive ``weight`` (n,);
+    ``group`` (n,), a number that examples with equal x share.
     """
 
     x: Any
@@ -44,6 +54,7 @@ class TrainingTable:
     group: Any
 
     def rows(self, index: Any) -> TrainingTable:
+        """Select examples by a mask or by indices."""
         return TrainingTable(self.x[index], self.y[index], self.weight[index], self.group[index])
 
     def moments(self) -> tuple[Any, Any]:
@@ -63,19 +74,21 @@ class TrainingTable:
 
     @property
     def strata(self) -> Any:
-        """What a split keeps in proportion: the class (n,), one and the same for multi-hot labels."""
+        """Strata of a split (n,): the class; one stratum for multi-hot labels."""
         return self.y if self.y.ndim == 1 else np.zeros(len(self.y), dtype=np.int64)
 
     @property
-    def alone(self) -> Tensor:
-        """Rows that no other is equal to in x: (n,) bool."""
-        _, place, count = np.unique(self.group, return_inverse=True, return_counts=True)
-        return torch.from_numpy(count[place.reshape(-1)] == 1)
+    def unique(self) -> Tensor:
+        """Whether no other example has the same x: (n,) bool."""
+        _, inverse, count = np.unique(self.group, return_inverse=True, return_counts=True)
+        return torch.from_numpy(count[inverse.reshape(-1)] == 1)
 
     def standardised(self, mean: Any, scale: Any) -> TrainingTable:
+        """Subtract ``mean`` and divide by ``scale``, (d,) each."""
         return replace(self, x=(self.x - mean) / scale)
 
-    def of_mean_weight_one(self) -> TrainingTable:
+    def with_mean_weight_one(self) -> TrainingTable:
+        """Scale the weights to mean one."""
         return replace(self, weight=self.weight / self.weight.mean())
 
     def batches(self, like: Tensor, size: int, generator: torch.Generator | None = None) -> TableBatches:
@@ -85,66 +98,11 @@ class TrainingTable:
         return TableBatches(x, y, weight, size, generator)
 
 
-def merge_copies(x: Any, y: Any, weight: Any) -> TrainingTable:
-    """Equal rows of one class become one row, their weights added, in an order that the values decide.
-
-    So a weight and that many copies are the same data to all that follows, whatever order they came in. Rows
-    of weight zero are not there.
-    """
-    counts = weight > 0
-    x, y, weight = np.ascontiguousarray(x[counts]) + 0.0, y[counts], weight[counts]  # −0.0 becomes 0.0
-    as_bytes = x.view(np.dtype((np.void, x.itemsize * x.shape[1]))).ravel()
-    group = np.unique(as_bytes, return_inverse=True)[1].reshape(-1)
-    pair = group * (int(y.max()) + 1) + y
-    _, first, row = np.unique(pair, return_index=True, return_inverse=True)
-    return TrainingTable(x[first], y[first], np.bincount(row.reshape(-1), weights=weight), group[first])
-
-
-def split(table: TrainingTable, fraction: float, seed: int) -> list[tuple[TrainingTable, TrainingTable]]:
-    """(training, held-out) pairs, the classes in proportion as far as that goes; none leaves training.
-
-    One pair where ``fraction`` makes a held-out part large enough to stop and to calibrate by; on a small
-    table as many as it takes for every row to be held out once, five at most; an empty list where even that
-    is too little. Rows with the same x stay together whatever their class: alone in training, one would
-    teach the opposite of what its twin is asked.
-    """
-    rng = np.random.default_rng(seed)
-    strata = table.strata
-    heaviest = np.lexsort((strata, -table.weight, table.group))
-    groups, first = np.unique(table.group[heaviest], return_index=True)
-    label = strata[heaviest][first]  # of each group: the class with most weight in it
-    # Groups of a class stand evenly on the line from 0 to 1, in random order; a fold is a piece of it.
-    place = np.empty(len(groups))
-    for each in np.unique(label):
-        members = rng.permutation(np.flatnonzero(label == each))
-        place[members] = (np.arange(len(members)) + rng.random()) / len(members)
-    order = groups[np.argsort(place, kind="stable")]
-    count = round(fraction * len(groups))
-    if count == 0:
-        return []
-    if count >= ENOUGH_HELD_OUT:
-        pieces = [order[:count]]
-    else:
-        pieces = np.array_split(order, min(MOST_FOLDS, max(2, round(1 / fraction))))
-    pairs = [_hold_out(table, piece) for piece in pieces]
-    held_out = np.concatenate([strata[:0], *(part.strata for _, part in pairs)])
-    one_class = len(np.unique(held_out)) < min(2, len(np.unique(strata)))
-    if len(held_out) < FEWEST_HELD_OUT or one_class or any(len(p.y) < 2 for _, p in pairs):
-        return []
-    return pairs
-
-
-def _hold_out(table: TrainingTable, groups: Any) -> tuple[TrainingTable, TrainingTable]:
-    held_out = np.isin(table.group, groups)
-    lost = ~np.isin(table.strata, table.strata[~held_out])  # rows of a class that training would not meet
-    held_out &= ~np.isin(table.group, table.group[lost])
-    return table.rows(~held_out), table.rows(held_out)
-
-
 class TableBatches:
-    """Batches (x, y, weight) of nearly equal size, in a new order each time where there is a generator.
+    """Batches (x, y, weight) of nearly equal size, shuffled in each epoch where there is a generator.
 
-    Plain slices of tensors: a DataLoader takes longer to collate a batch than a small network to learn it.
+    Plain slices of tensors: a DataLoader takes longer to collate a batch than a small network needs for a
+    training step.
     """
 
     def __init__(
@@ -158,87 +116,141 @@ class TableBatches:
         if self.generator is not None:
             order = torch.randperm(len(tensors[1]), generator=self.generator).to(tensors[1].device)
             tensors = tuple(t[order] for t in tensors)
-        # Nearly equal: a last batch of one row would have no spread to normalise by.
+        # Nearly equal: a last batch of one example would have no variance to normalise by.
         return zip(*(t.tensor_split(self.count) for t in tensors), strict=True)
 
 
-# Rows at a time where there is no gradient: the posterior's pass and predictions.
-EVAL_ROWS = 1024
-# Kernel features that may be computed once for all data: a gigabyte.
-MOST_PRECOMPUTED = 2**28
-# The GP's weights have a natural size of one, a network's about 1/√width; Adam moves both by the same step.
-GP_LEARNING_RATE = 3.0
+def merge_duplicates(x: Any, y: Any, weight: Any) -> TrainingTable:
+    """Merge equal examples of one class, adding their weights; the values determine the order.
+
+    A weight and that many copies then give the same table, in whatever order they came. Examples of weight
+    zero are dropped.
+    """
+    counts = weight > 0
+    x, y, weight = np.ascontiguousarray(x[counts]) + 0.0, y[counts], weight[counts]  # −0.0 becomes 0.0
+    as_bytes = x.view(np.dtype((np.void, x.itemsize * x.shape[1]))).ravel()
+    group = np.unique(as_bytes, return_inverse=True)[1].reshape(-1)
+    pair = group * (int(y.max()) + 1) + y
+    _, first, row = np.unique(pair, return_index=True, return_inverse=True)
+    return TrainingTable(x[first], y[first], np.bincount(row.reshape(-1), weights=weight), group[first])
+
+
+def split(table: TrainingTable, fraction: float, seed: int) -> list[tuple[TrainingTable, TrainingTable]]:
+    """Split into (training, held-out) pairs, stratified by class; each training part has all classes.
+
+    One pair where ``fraction`` gives enough held-out examples for early stopping and calibration; on a small
+    table up to five, which together hold out every example; an empty list where even that is too few.
+    Examples with the same x stay together whatever their class: otherwise the training part would contain
+    the input of a held-out example, perhaps with another label.
+    """
+    rng = np.random.default_rng(seed)
+    strata = table.strata
+    heaviest = np.lexsort((strata, -table.weight, table.group))
+    groups, first = np.unique(table.group[heaviest], return_index=True)
+    label = strata[heaviest][first]  # the class with most weight in each group
+    # The groups of each class lie evenly between 0 and 1, in random order; a fold is an interval.
+    position = np.empty(len(groups))
+    for each in np.unique(label):
+        members = rng.permutation(np.flatnonzero(label == each))
+        position[members] = (np.arange(len(members)) + rng.random()) / len(members)
+    order = groups[np.argsort(position, kind="stable")]
+    count = round(fraction * len(groups))
+    if count == 0:
+        return []
+    if count >= MIN_HELD_OUT_PART:
+        pieces = [order[:count]]
+    else:
+        pieces = np.array_split(order, min(MAX_FOLDS, max(2, round(1 / fraction))))
+    pairs = [_hold_out(table, piece) for piece in pieces]
+    held_out = np.concatenate([strata[:0], *(part.strata for _, part in pairs)])
+    one_class = len(np.unique(held_out)) < min(2, len(np.unique(strata)))
+    if len(held_out) < MIN_HELD_OUT or one_class or any(len(p.y) < 2 for _, p in pairs):
+        return []
+    return pairs
+
+
+def _hold_out(table: TrainingTable, groups: Any) -> tuple[TrainingTable, TrainingTable]:
+    """Split off the examples of ``groups``, except those of classes that would have no training example."""
+    held_out = np.isin(table.group, groups)
+    missing = ~np.isin(table.strata, table.strata[~held_out])  # classes without any training example
+    held_out &= ~np.isin(table.group, table.group[missing])
+    return table.rows(~held_out), table.rows(held_out)
+
 
 Fitted = tuple[Classifier, list[EpochResult], PosteriorReport]
 
 
 @dataclass(frozen=True)
-class TableFit:
-    """``make`` gives a new model, the same each time; ``seeds``: the order of rows, integration points."""
+class TableTrainer:
+    """Trains a model on a table, fits its posterior and calibrates it."""
 
     make: Callable[[], Classifier]
+    """Builds a new model, the same each time."""
     schedule: Schedule
     batch_size: int
     patience: int | None
     seeds: tuple[int, int]
+    """Seeds of the order of examples and of the integration points."""
     double: bool = True
-    """Whether the model ends in float64: between batches a prediction then differs by 1e-12, not by 1e-5."""
-    to_the_mode: bool = False
-    """Whether to descend to the mode, all rows at once; of the schedule only the weight decay counts then."""
+    """Whether the model ends in float64: a prediction in another batch then differs by 1e-12, not by 1e-5."""
+    map_by_lbfgs: bool = False
+    """Whether to find the MAP estimate by L-BFGS; of the schedule only the weight decay is used then."""
     tolerance: float = TOLERANCE
     """Nats of held-out NLL that a larger posterior scale may cost in any case."""
 
-    def with_one_part(self, training: TrainingTable, held_out: TrainingTable, progress: Progress) -> Fitted:
-        """One model, stopped (if by steps) and calibrated by one held-out part."""
+    def fit_with_held_out(
+        self, training: TrainingTable, held_out: TrainingTable, progress: Progress
+    ) -> Fitted:
+        """Train one model, with early stopping (of AdamW) and calibration on one held-out part."""
         model, view, (training, held_out) = self._prepare(training, held_out)
         history = self._train(view, training, self.schedule, progress, held_out)
-        rows = _rows(view, training)
-        witnesses = left_out(view, rows, training.alone) if self.to_the_mode else None
+        batches = _eval_batches(view, training)
+        loo = leave_one_out_examples(view, batches, training.unique) if self.map_by_lbfgs else None
         report = fit_and_calibrate(
-            view, rows, _rows(view, held_out), left_out=witnesses, tolerance=self.tolerance
+            view, batches, _eval_batches(view, held_out), leave_one_out=loo, tolerance=self.tolerance
         )
-        return model.eval(), history, finish(model, report)
+        return model.eval(), history, record_report(model, report)
 
-    def in_folds(
+    def fit_in_folds(
         self, table: TrainingTable, pairs: Sequence[tuple[TrainingTable, TrainingTable]], progress: Progress
     ) -> Fitted:
-        """A model of all rows, trained for as long as served the models of the folds, and calibrated by them;
-        without folds for all epochs, and not calibrated.
+        """Train a model on all examples, for the number of epochs that was best for the models of the folds,
+        and calibrate it with them; without folds for all epochs, and without calibration.
         """
         if not pairs:
             model, view, (table,) = self._prepare(table)
             history = self._train(view, table, self.schedule, progress)
-            report = fit_and_calibrate(view, _rows(view, table), None)
-            return model.eval(), history, finish(model, report)
+            report = fit_and_calibrate(view, _eval_batches(view, table), None)
+            return model.eval(), history, record_report(model, report)
         prepared = [self._prepare(*pair) for pair in pairs]
         models, pairs = [view for _, view, _ in prepared], [(a, b) for _, _, (a, b) in prepared]
         batches = [self._batches(m, training) for m, (training, _) in zip(models, pairs, strict=True)]
-        held_out = [_rows(m, part) for m, (_, part) in zip(models, pairs, strict=True)]
+        held_out = [_eval_batches(m, part) for m, (_, part) in zip(models, pairs, strict=True)]
         schedule = self.schedule
-        if self.to_the_mode:
-            found = self._descend(models, batches, held_out, progress)
+        if self.map_by_lbfgs:
+            found = self._fit_map(models, batches, held_out, progress)
         else:
-            points = [self._points() for _ in pairs]
+            generators = [self._integration_points() for _ in pairs]
             found = train_folds(
                 models,
                 batches,
                 held_out,
                 schedule,
-                generators=points,
+                generators=generators,
                 patience=self.patience,
                 on_epoch=progress,
             )
             schedule = replace(schedule, stop_after=best_epoch(found))
         model, view, (table,) = self._prepare(table)
         history = self._train(view, table, schedule, progress)
-        # The folds may have gone on for a while after the best epoch.
+        # The folds may have continued after the best epoch.
         history = [replace(one, held_out=fold.held_out) for one, fold in zip(history, found, strict=False)]
         folds = [
-            (self._precise(m), _rows(m, training), _rows(m, part))
+            (self._final_precision(m), _eval_batches(m, training), _eval_batches(m, part))
             for m, (training, part) in zip(models, pairs, strict=True)
         ]
-        report = cross_fit_posterior(view, _rows(view, table), folds, tolerance=self.tolerance)
-        return model.eval(), history, finish(model, report)
+        report = cross_fit_posterior(view, _eval_batches(view, table), folds, tolerance=self.tolerance)
+        return model.eval(), history, record_report(model, report)
 
     def _train(
         self,
@@ -249,30 +261,30 @@ class TableFit:
         held_out: TrainingTable | None = None,
     ) -> list[EpochResult]:
         batches = self._batches(model, training)
-        watched = None if held_out is None else _rows(model, held_out)
-        if self.to_the_mode:
-            history = self._descend([model], [batches], [] if watched is None else [watched], progress)
+        validation = None if held_out is None else _eval_batches(model, held_out)
+        if self.map_by_lbfgs:
+            history = self._fit_map([model], [batches], [] if validation is None else [validation], progress)
         else:
-            history = follow(
+            history = train_with_schedule(
                 model,
                 batches,
                 schedule,
-                generator=self._points(),
+                generator=self._integration_points(),
                 on_epoch=progress,
-                validation=watched,
+                validation=validation,
                 patience=None if held_out is None else self.patience,
             )
-        self._precise(model)
+        self._final_precision(model)
         return history
 
-    def _descend(
+    def _fit_map(
         self,
         models: Sequence[Classifier],
         batches: Sequence[TableBatches],
         held_out: Sequence[TableBatches],
         progress: Progress,
     ) -> list[EpochResult]:
-        return descend(
+        return fit_map(
             models,
             batches,
             weight_decay=self.schedule.weight_decay,
@@ -282,11 +294,11 @@ class TableFit:
         )
 
     def _prepare(self, *tables: TrainingTable) -> tuple[Classifier, Classifier, tuple[TrainingTable, ...]]:
-        """A new model for the first table; what is trained, the model itself or a view of it; and the tables
-        as that one takes them.
+        """Build a model for the first table; return it, the classifier to train (the model or a view of it),
+        and the tables with the inputs of that classifier.
 
-        Where the model takes features, its head sees those for training first. Kernel features that do not
-        change after that are computed once for all tables: the view takes them with the features.
+        Where the model takes features, its head is adapted to those of the first table. Kernel features that
+        do not change after that are computed once, and are inputs of the view.
         """
         model, training = self.make(), tables[0]
         model.dataset_size = float(training.weight.sum())
@@ -301,38 +313,38 @@ class TableFit:
         return model, view, tuple(replace(table, x=part) for table, part in zip(tables, x, strict=True))
 
     def _batches(self, model: Classifier, training: TrainingTable) -> TableBatches:
-        # Of mean one, so that a step does not depend on the unit of the weights.
-        training = training.of_mean_weight_one()
-        if self.to_the_mode:
-            size = min(ROWS_AT_A_TIME, max(1, LOGITS_AT_A_TIME // model.num_classes))
+        # Mean one, so that a step does not depend on the unit of the weights.
+        training = training.with_mean_weight_one()
+        if self.map_by_lbfgs:
+            size = min(MAX_EXAMPLES, max(1, MAX_LOGITS // model.num_classes))
             return training.batches(model.temperature, size)
         order = torch.Generator().manual_seed(self.seeds[0])
         return training.batches(model.temperature, self.batch_size, order)
 
-    def _precise(self, model: Classifier) -> Classifier:
+    def _final_precision(self, model: Classifier) -> Classifier:
         no_float64 = model.temperature.device.type == "mps"
         return model.double() if self.double and not no_float64 else model
 
-    def _points(self) -> torch.Generator:
+    def _integration_points(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.seeds[1])
 
 
-def _rows(model: Classifier, table: TrainingTable) -> TableBatches:
-    return table.batches(model.temperature, EVAL_ROWS)
+def _eval_batches(model: Classifier, table: TrainingTable) -> TableBatches:
+    return table.batches(model.temperature, EVAL_BATCH_SIZE)
 
 
 def can_precompute(model: Classifier, examples: int) -> bool:
-    """Whether the model is a GP on features made from the training data, and so few ``examples`` in all that
-    these features fit in memory.
+    """Whether kernel features can be computed once: they do not change (inducing features), and those of so
+    many ``examples`` fit in memory.
     """
     latent = model.head.latent if isinstance(model.head, GaussianHead) else None
     if not isinstance(latent, RandomFeatureGP) or latent.inducing is None:
         return False
-    return examples * latent.kernel.random_features <= MOST_PRECOMPUTED
+    return examples * latent.kernel.random_features <= MAX_PRECOMPUTED
 
 
 def precomputed(model: Classifier, h: Sequence[Tensor]) -> tuple[Classifier, tuple[Tensor, ...]]:
-    """View of a GP ``model`` that takes [h, φ] (n, D + m), and these for each of ``h``, (n, D).
+    """Return a view of a GP ``model`` with inputs [h, φ] (n, D + m), and these inputs for each ``h`` (n, D).
 
     The view shares the parameters, buffers and posterior of the model, and computes no kernel.
     """

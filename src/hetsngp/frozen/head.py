@@ -1,4 +1,4 @@
-"""fit_head(): a new head on a backbone as it is, from features that are computed once."""
+"""fit_head(): a new head on an unchanged backbone, from features that are computed once."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from hetsngp.choices import MethodName
-from hetsngp.fitting.lbfgs import MOST_LOOKS
+from hetsngp.fitting.lbfgs import MAX_ROUNDS
 from hetsngp.fitting.loop import Schedule
-from hetsngp.fitting.progress import Progress, RowProgress, at_a_terminal
-from hetsngp.fitting.tables import GP_LEARNING_RATE, TableFit, TrainingTable, can_precompute, split
+from hetsngp.fitting.progress import ExampleProgress, Progress, at_a_terminal
+from hetsngp.fitting.tables import GP_LR_MULTIPLIER, TableTrainer, TrainingTable, can_precompute, split
 from hetsngp.frozen.features import FeatureSet, extract_features
 from hetsngp.models.classifier import Classifier
 from hetsngp.models.components import kind_of
@@ -24,7 +24,7 @@ from hetsngp.models.methods import check_method, check_options, make_head, optio
 from hetsngp.models.options import HeadOptions, Options
 from hetsngp.nn.extractor import Extractor, Features
 from hetsngp.nn.multi_input import NoInputLayerError
-from hetsngp.posterior.calibration import row_keys
+from hetsngp.posterior.calibration import feature_keys
 from hetsngp.posterior.fit import PosteriorReport, refuse_training_data
 from hetsngp.validation import (
     check_class_labels,
@@ -33,20 +33,20 @@ from hetsngp.validation import (
     check_weight,
 )
 
-# For options that were never given; build's own defaults are for networks that are trained with the head.
-# Chosen by held-out NLL on frozen features (docs/decisions.md).
+# Defaults on a frozen backbone; those of build are for networks that are trained with the head. Chosen by
+# held-out NLL on frozen features (docs/decisions.md).
 DEFAULTS: dict[str, Any] = {"features": "inducing", "random_features": 2048, "amplitude": 5.0}
 DEFAULT_NORMALIZATION = {"convolutional": "power"}
 
-# Nats of held-out NLL that a larger posterior scale may cost. Of frozen features, each of them far from all
-# others, the posterior's variance is large everywhere: 0.01 nats would already show in the calibration.
+# Nats of held-out NLL that a larger posterior scale may cost. Frozen features lie far from each other, so
+# that the posterior variance is large everywhere: 0.01 nats would already harm the calibration.
 TOLERANCE = 0.001
 
-# A head on few examples takes as many steps as one on some thousands.
-STEPS = 1000
+# Fewest steps of AdamW: a head on few examples needs as many as one on some thousands.
+MIN_STEPS = 1000
 
-# What is decided when the backbone is made: a head alone cannot change it.
-OF_THE_BACKBONE = ("method", "spectral_bound")
+# Options that are applied when the backbone is made, and cannot change with the head alone.
+BACKBONE_OPTIONS = ("method", "spectral_bound")
 
 
 def fit_head(
@@ -117,7 +117,9 @@ def fit_head(
     refuse_training_data(loader, calibration)
     show = at_a_terminal() if progress is None else progress
     seeds = np.random.default_rng(seed).integers(2**31, size=4).tolist()
-    sample = _view(model, method, changed, 0)  # what cannot be fitted so is refused before anything is run
+    sample = _view(
+        model, method, changed, 0
+    )  # options that cannot be used are errors before the backbone runs
     table = _table(sample, _features(model, sample, loader, "loader", show), "loader")
     if share is not None:
         pairs = split(table, share, seeds[0])
@@ -126,84 +128,86 @@ def fit_head(
         pairs = [(table, _table(sample, held_out, "calibration"))]
     given = {*model.config["given"], *options} - {"method"}
     if "random_features" not in given:
-        changed = _no_more_than(len(table.y), changed)
+        changed = _limit_components(len(table.y), changed)
     make = functools.partial(_view, model, method, changed, seeds[1])
     steps = math.ceil(len(table.y) / batch_size)
-    schedule = Schedule(epochs or max(50, math.ceil(STEPS / steps)), lr, weight_decay, GP_LEARNING_RATE)
+    schedule = Schedule(epochs or max(50, math.ceil(MIN_STEPS / steps)), lr, weight_decay, GP_LR_MULTIPLIER)
     if patience is not None and epochs is None:
         patience = max(patience, schedule.epochs // 5)
     examples = len(table.y) + sum(len(part.y) for _, part in pairs)
-    to_the_mode = not by_steps and can_precompute(sample, examples)
-    fit = TableFit(make, schedule, batch_size, patience, (seeds[2], seeds[3]), False, to_the_mode, TOLERANCE)
-    length = MOST_LOOKS if to_the_mode else schedule.epochs
-    with Progress(length, 0 if len(pairs) == 1 else len(pairs), show) as watch:
+    map_by_lbfgs = not by_steps and can_precompute(sample, examples)
+    trainer = TableTrainer(
+        make, schedule, batch_size, patience, (seeds[2], seeds[3]), False, map_by_lbfgs, TOLERANCE
+    )
+    length = MAX_ROUNDS if map_by_lbfgs else schedule.epochs
+    with Progress(length, 0 if len(pairs) == 1 else len(pairs), show) as shown:
         if len(pairs) == 1:
-            view, _, report = fit.with_one_part(*pairs[0], watch)
+            view, _, report = trainer.fit_with_held_out(*pairs[0], shown)
         else:
-            view, _, report = fit.in_folds(table, pairs, watch)
-    watch.say(str(report))
-    _put(model, view, method, changed, sorted(given))
+            view, _, report = trainer.fit_in_folds(table, pairs, shown)
+    shown.say(str(report))
+    _replace_head(model, view, method, changed, sorted(given))
     return report
 
 
 def _check_options(model: Classifier, options: HeadOptions) -> tuple[MethodName, Options]:
-    """The method and all options of the new head: the model's own, where they are not given."""
+    """Return the method and all options of the new head: those of the model where they are not given."""
     if not isinstance(model, Classifier) or not model.config:
         raise TypeError(
             f"fit_head takes a model made by hetsngp.convert or hetsngp.build, got {type(model).__name__}"
         )
     model.on_features()  # refuses a model whose inputs share their features
     frozen = isinstance(model.backbone, Extractor) and model.backbone.frozen
-    for name in OF_THE_BACKBONE:
+    for name in BACKBONE_OPTIONS:
         if name in options and not frozen:
             raise ValueError(
                 f"{name} decides how a backbone that is to be trained is prepared, and cannot change with "
-                "the head alone: hetsngp.convert(network, freeze=True) leaves the backbone as it is"
+                "the head alone: hetsngp.convert(network, freeze=True) leaves the backbone unchanged"
             )
     method = check_method(options.pop("method", model.config["method"]))
     given = {*model.config["given"], *options}
-    better = {**DEFAULTS, "normalization": DEFAULT_NORMALIZATION.get(kind_of(model.backbone))}
-    left = {name: value for name, value in better.items() if frozen and name not in given}
-    return method, check_options({**model.config["options"], **left, **options})
+    defaults = {**DEFAULTS, "normalization": DEFAULT_NORMALIZATION.get(kind_of(model.backbone))}
+    unset = {name: value for name, value in defaults.items() if frozen and name not in given}
+    return method, check_options({**model.config["options"], **unset, **options})
 
 
-def _no_more_than(rows: int, options: Options) -> Options:
-    """Inducing features have a component for each row at most."""
+def _limit_components(examples: int, options: Options) -> Options:
+    """Limit the number of inducing features: there is one component for each example at most."""
     if options.features != "inducing":
         return options
-    return replace(options, random_features=min(options.random_features, rows + 2 + rows % 2))
+    return replace(options, random_features=min(options.random_features, examples + 2 + examples % 2))
 
 
 def _share(calibration: Any) -> float | None:
-    """The share of the rows to hold out; None: ``calibration`` is data."""
+    """Return the share of the examples to hold out; None: ``calibration`` is data."""
     if calibration is None:
         return 0.0
     if not isinstance(calibration, numbers.Real | str):
         return None
     if isinstance(calibration, bool | str) or not 0 <= float(calibration) < 1:
         raise ValueError(
-            f"calibration must be held-out data, or a share of the rows to hold out (from 0 to below 1), "
+            f"calibration must be held-out data, or a share of the examples to hold out (from 0 to below 1), "
             f"not {calibration!r}"
         )
     return float(calibration)
 
 
 def _features(model: Classifier, sample: Classifier, data: Any, where: str, show: bool) -> FeatureSet:
-    """From the backbone of ``model``, with labels as the head of ``sample`` takes them."""
+    """Features of ``data``, from the backbone unless it is a FeatureSet; labels checked for ``sample``."""
     if isinstance(data, FeatureSet):
         return data
     try:
         batches = len(data)
     except TypeError:  # a stream
         batches = None
-    asked = Classifier(model.backbone, sample.head, num_features=model.num_features)
-    asked.training = model.training
-    with RowProgress(f"features of {where}", batches, show) as rows:
-        return extract_features(asked, data, progress=rows.add, where=where)
+    checked = Classifier(model.backbone, sample.head, num_features=model.num_features)
+    checked.training = model.training
+    with ExampleProgress(f"features of {where}", batches, show) as shown:
+        return extract_features(checked, data, progress=shown.add, where=where)
 
 
 def _table(sample: Classifier, features: FeatureSet, where: str) -> TrainingTable:
-    """Rows as the fit takes them; equal ones are known by their features."""
+    """Check features and make a table of them; examples with equal features form a group."""
     h, weight = features.h.detach().cpu(), features.weight
     h = h.float() if h.dtype in (torch.float16, torch.bfloat16) else h
     if h.dim() != 2 or h.shape[1] != sample.num_features:
@@ -212,7 +216,7 @@ def _table(sample: Classifier, features: FeatureSet, where: str) -> TrainingTabl
             f"(n, {sample.num_features}): extract them with this model's backbone"
         )
     if len(h) == 0:
-        raise ValueError(f"{where} is empty: it has no row")
+        raise ValueError(f"{where} is empty: it has no example")
     if not bool(torch.isfinite(h).all()):
         raise ValueError(
             f"the backbone made NaN or infinite features of {where}: check its weights, or run it in float32"
@@ -220,7 +224,7 @@ def _table(sample: Classifier, features: FeatureSet, where: str) -> TrainingTabl
     check = check_multi_hot if sample.head.sigmoid else check_class_labels
     y = check(features.y, sample.num_classes, len(h))
     weights = torch.ones(len(h)) if weight is None else check_weight(weight, len(h))
-    keys = row_keys(h, 1e-4 * h.square().mean().sqrt().clamp_min(1e-12))
+    keys = feature_keys(h, 1e-4 * h.square().mean().sqrt().clamp_min(1e-12))
     group = np.unique(keys.numpy(), return_inverse=True)[1].reshape(-1)
     table = TrainingTable(h.numpy(), y.cpu().numpy(), weights.cpu().double().numpy(), group)
     table = table.rows(table.weight > 0)
@@ -230,24 +234,25 @@ def _table(sample: Classifier, features: FeatureSet, where: str) -> TrainingTabl
 
 
 def _view(model: Classifier, method: MethodName, options: Options, seed: int) -> Classifier:
-    """A fresh head on features, in the place and precision of the model's."""
+    """A new head on features, on the device and in the precision of the model's head."""
     generator = torch.Generator().manual_seed(seed)
     backbone = Features(model.num_features, kind_of(model.backbone))
-    with torch.random.fork_rng(devices=[]):  # layers draw torch's initial values before they get ours
-        try:
-            head = make_head(method, backbone, model.num_classes, options, generator)
-        except NoInputLayerError as error:
-            raise ValueError(
-                f"method {method!r} takes several inputs through the backbone at once, and cannot be fitted "
-                "on features of single ones: convert with this method and train the whole network"
-            ) from error
+    try:
+        head = make_head(method, backbone, model.num_classes, options, generator)
+    except NoInputLayerError as error:
+        raise ValueError(
+            f"method {method!r} takes several inputs through the backbone at once, and cannot be fitted "
+            "on features of single ones: convert with this method and train the whole network"
+        ) from error
     like = model.temperature
     head.to(like.device, torch.promote_types(like.dtype, torch.float32))
     return Classifier(backbone, head, num_features=model.num_features)
 
 
-def _put(model: Classifier, view: Classifier, method: str, options: Options, given: list[str]) -> None:
-    """Give the model the fitted head."""
+def _replace_head(
+    model: Classifier, view: Classifier, method: str, options: Options, given: list[str]
+) -> None:
+    """Replace the head of the model by the fitted one."""
     model.head = view.head.train(model.training)
     model.config = {**model.config, "method": method, "options": options_to_save(options), "given": given}
     if model.conversion is not None:

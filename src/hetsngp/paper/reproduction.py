@@ -241,7 +241,8 @@ class _Work:
         if missing:
             folder = model.measured.parent.relative_to(self.out)
             mine = missing[fabric.global_rank :: fabric.world_size]
-            with ExampleProgress(f"measuring {folder}", len(mine), self.show and self.engine.is_main) as progress:
+            show = self.show and self.engine.is_main
+            with ExampleProgress(f"measuring {folder}", len(mine), show) as progress:
                 for examples in measurements.measure(mine, self.engine.device):
                     progress.add(examples)
             fabric.barrier()

@@ -1,4 +1,4 @@
-"""What held-out data decide: the temperature, the output Hessian, and how far to trust the posterior."""
+"""Calibration on held-out data: the temperature, the output Hessian, and the scale of the posterior."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hetsngp.nn.posteriors import Posterior
 
 # Posterior scales tried: half decades, from "all but off" to the posterior's own largest.
 SMALLEST_SCALE, SCALES_PER_DECADE = 1e-3, 2
-# The temperature is searched within this factor of the one it was trained with, first at so many places.
+# The temperature is searched within this factor of the training temperature, first on a grid of this size.
 TEMPERATURE_RANGE, TEMPERATURES = 10.0, 9
-# Prior standard deviation of log τ around it. A few dozen held-out examples that happen to be right would ask
-# for a temperature near zero; against a few hundred the prior has no say.
+# Prior standard deviation of log τ around it. A few dozen held-out examples that happen to be correct would
+# give a temperature near zero; with a few hundred the prior has hardly any effect.
 TEMPERATURE_SPREAD = 0.5
-CALIBRATION_ROWS = 512
+CALIBRATION_BATCH_SIZE = 512
 # Nats of held-out NLL that a larger posterior scale may cost in any case.
 TOLERANCE = 0.01
 
@@ -31,8 +31,8 @@ TOLERANCE = 0.01
 class HeldOut:
     """Features, labels and weights of the held-out data, so that the backbone sees them once.
 
-    ``weight`` (n,), all positive, or None: one each. ``shift`` (n, K) is to be added to f: of training data,
-    what makes of it the f of a model that has not seen the example.
+    ``weight`` (n,), all positive, or None: one each. ``shift`` (n, K) is added to f: for training examples,
+    the difference to the f of a model trained without the example.
     """
 
     h: Tensor
@@ -42,7 +42,7 @@ class HeldOut:
 
     @staticmethod
     def join(parts: Sequence[HeldOut]) -> HeldOut:
-        """Several as one, to average over; without their shifts."""
+        """Concatenate several, for averages; shifts are dropped."""
         if len(parts) == 1:
             return parts[0]
         weights = [p.weight if p.weight is not None else p.h.new_ones(len(p.h)) for p in parts]
@@ -51,27 +51,27 @@ class HeldOut:
 
     @property
     def total(self) -> float:
-        """Examples, by weight where they have one."""
+        """Number of examples, or their total weight."""
         return len(self.h) if self.weight is None else float(self.weight.double().sum())
 
     def mean(self, values: Tensor) -> float:
-        """The (weighted) mean of a value (n,) an example has."""
+        """(Weighted) mean of ``values`` (n,), one for each example."""
         if self.weight is None:
             return float(values.mean())
         return float((self.weight.to(values) * values).sum() / self.weight.to(values).sum())
 
     def standard_error(self, values: Tensor) -> float:
-        """Of :meth:`mean`."""
+        """Standard error of :meth:`mean`."""
         if self.weight is None:
             return float(values.std() / math.sqrt(len(values)))
         weight, values = self.weight.cpu().double(), values.cpu().double()
         share = weight / weight.sum()
         spread = float((share * (values - (share * values).sum()).square()).sum())
-        return math.sqrt(spread / max(self.effective - 1, 1e-9))
+        return math.sqrt(spread / max(self.effective_size - 1, 1e-9))
 
     @property
-    def effective(self) -> float:
-        """Witnesses: n, or (Σw)²/Σw² (Kish) with weights: an example of weight two is no two of them."""
+    def effective_size(self) -> float:
+        """Effective sample size: n, or (Σw)²/Σw² (Kish) with weights; an example of weight 2 is not two."""
         if self.weight is None:
             return len(self.h)
         weight = self.weight.double()
@@ -79,31 +79,31 @@ class HeldOut:
 
     @functools.cached_property
     def keys(self) -> Tensor:
-        """One whole number a row, to recognise it by: (n,)."""
-        return row_keys(self.h, self._unit)
+        """One integer for each example, equal for equal inputs: (n,)."""
+        return feature_keys(self.h, self._unit)
 
     @functools.cached_property
     def _unit(self) -> Tensor:
         return 1e-4 * self.h.square().mean().sqrt().clamp_min(1e-12)
 
-    def found_in(self, h: Tensor) -> Tensor:
-        """Which held-out rows are among the rows of h (B, D), up to rounding: (n,) bool."""
-        return torch.isin(self.keys, row_keys(h, self._unit))
+    def contained_in(self, h: Tensor) -> Tensor:
+        """Whether each held-out example is among h (B, D), up to rounding: (n,) bool."""
+        return torch.isin(self.keys, feature_keys(h, self._unit))
 
     def chunks(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        for start in range(0, len(self.h), CALIBRATION_ROWS):
-            rows = slice(start, start + CALIBRATION_ROWS)
+        for start in range(0, len(self.h), CALIBRATION_BATCH_SIZE):
+            rows = slice(start, start + CALIBRATION_BATCH_SIZE)
             yield self.h[rows], self.y[rows], None if self.weight is None else self.weight[rows]
 
 
 Pairs = Sequence[tuple[Classifier, HeldOut]]
-"""Models and what each of them has not seen; one pair, or one a fold."""
+"""Models with the data held out from each: one pair, or one per fold."""
 
 
-def row_keys(h: Tensor, unit: Tensor) -> Tensor:
-    """Three fixed projections of each row, in steps of ``unit``, as one whole number: (B, D) → (B,).
+def feature_keys(h: Tensor, unit: Tensor) -> Tensor:
+    """Integer key of each example: three fixed projections, rounded to steps of ``unit``: (B, D) → (B,).
 
-    Equal inputs agree although their features differ by rounding; others meet by chance once in 10¹⁴.
+    Equal inputs agree although their features differ by rounding; others collide once in 10¹⁴.
     """
     generator = torch.Generator().manual_seed(0)
     h = h.cpu() if h.device.type == "mps" else h  # which has no float64
@@ -113,9 +113,9 @@ def row_keys(h: Tensor, unit: Tensor) -> Tensor:
 
 
 def held_out_nll(model: Classifier, held_out: HeldOut, temperature: Tensor, *, posterior: bool) -> Tensor:
-    """Held-out −log p(y), example by example: (n,), at fixed integration points."""
+    """−log p(y) of each held-out example: (n,), at fixed integration points."""
     shift = held_out.shift
-    shifts = itertools.repeat(None) if shift is None else shift.split(CALIBRATION_ROWS)
+    shifts = itertools.repeat(None) if shift is None else shift.split(CALIBRATION_BATCH_SIZE)
     return torch.cat(
         [
             model.head.held_out_nll(h, y, temperature, posterior=posterior, shift=shift)
@@ -125,20 +125,20 @@ def held_out_nll(model: Classifier, held_out: HeldOut, temperature: Tensor, *, p
 
 
 def pooled_nll(pairs: Pairs, temperature: Tensor, *, posterior: bool) -> Tensor:
-    """The NLL of every held-out example under the model that has not seen it: (n,)."""
+    """−log p(y) of every held-out example under the model it was held out from: (n,)."""
     return torch.cat([held_out_nll(m, h, temperature, posterior=posterior) for m, h in pairs])
 
 
 def best_temperature(pairs: Pairs, *, posterior: bool = False) -> Tensor:
-    """The τ of highest posterior density, under a prior around the training temperature.
+    """MAP estimate of τ, under a prior around the training temperature.
 
-    A coarse grid of log τ first: under a posterior the NLL may have several minima, since the loss of an
-    example that is wrong and uncertain is bounded. Then golden sections between the neighbours of the best.
+    A coarse grid of log τ first: under a posterior the NLL may have several minima, since the loss of a
+    misclassified, uncertain example is bounded. Then golden-section search between the best one's neighbours.
     """
     start = pairs[0][0].head.training_temperature
     pool = HeldOut.join([held_out for _, held_out in pairs])
     centre, reach = math.log(float(start)), math.log(TEMPERATURE_RANGE)
-    strength = 0.5 / (TEMPERATURE_SPREAD**2 * pool.effective)
+    strength = 0.5 / (TEMPERATURE_SPREAD**2 * pool.effective_size)
 
     def value(log_temperature: float) -> float:
         temperature = start.new_tensor(math.exp(log_temperature))
@@ -151,7 +151,7 @@ def best_temperature(pairs: Pairs, *, posterior: bool = False) -> Tensor:
 
 
 def _golden_section(value: Callable[[float], float], low: float, high: float) -> float:
-    """Where ``value`` is lowest between ``low`` and ``high``, to 0.01."""
+    """Minimise ``value`` between ``low`` and ``high``, to 0.01."""
     ratio = (math.sqrt(5) - 1) / 2
     a, b = high - ratio * (high - low), low + ratio * (high - low)
     value_a, value_b = value(a), value(b)
@@ -168,7 +168,7 @@ def _golden_section(value: Callable[[float], float], low: float, high: float) ->
 
 
 def held_out_fisher(model: Classifier, held_out: HeldOut) -> Tensor | None:
-    """Λ: the mean output Hessian of held-out predictions at the chosen temperature."""
+    """Λ, the mean output Hessian of held-out predictions at the chosen temperature."""
     total: Tensor | None = None
     for h, _, weight in held_out.chunks():
         part = model.head.fisher(h, weight)
@@ -182,13 +182,13 @@ def held_out_fisher(model: Classifier, held_out: HeldOut) -> Tensor | None:
 def largest_good_scale(
     pairs: Pairs, tolerance: float = TOLERANCE
 ) -> tuple[float, float, tuple[tuple[float, float], ...]]:
-    """The largest posterior scale whose held-out NLL is as good as the best, and what "as good" came to.
+    """Largest posterior scale whose held-out NLL is as good as the best; the allowed difference; the grid.
 
-    The NLL is nearly flat in the scale and its minimum would mostly switch the GP off. As good is: worse by
-    no more than one standard error of the difference, or than ``tolerance``. The difference is taken example
-    by example; the error of the NLL itself is many times larger, and lets a scale through that makes every
-    single prediction too timid. The tolerance is for data the model classifies perfectly, where even the
-    smallest scale is measurably worse than none, at a cost that nobody would notice.
+    The NLL is nearly flat in the scale and its minimum would mostly switch the GP off. As good as the best
+    means worse by at most one standard error of the difference, or by ``tolerance``. The difference is taken
+    example by example; the standard error of the NLL itself is many times larger, and would allow a scale
+    that makes every prediction underconfident. The tolerance is for data that the model classifies perfectly,
+    where even the smallest scale is measurably worse than none, at a negligible cost.
     """
     posteriors = [posterior_of(model) for model, _ in pairs]
     temperature, pool = pairs[0][0].temperature, HeldOut.join([held_out for _, held_out in pairs])
@@ -207,21 +207,21 @@ def largest_good_scale(
     return scales[chosen], allowed[chosen], tuple(zip(scales, means, strict=True))
 
 
-def choose_temperature(pairs: Pairs, also: Pairs = ()) -> dict[str, Any]:
-    """Set τ by the held-out NLL at the posterior mode; first, because the posterior is of τ's likelihood.
+def choose_temperature(pairs: Pairs, leave_one_out: Pairs = ()) -> dict[str, Any]:
+    """Set τ by the held-out NLL at the MAP estimate; first, because the posterior's likelihood contains τ.
 
-    ``also`` bear witness of τ with the others; what is reported is of the others alone.
+    ``leave_one_out``: further examples that τ is chosen by; the reported NLL is that of ``pairs`` alone.
     """
     pool = HeldOut.join([held_out for _, held_out in pairs])
     before = pooled_nll(pairs, pairs[0][0].temperature, posterior=False)
-    temperature = best_temperature([*pairs, *also])
+    temperature = best_temperature([*pairs, *leave_one_out])
     _set_temperature(pairs, temperature)
     for model, _ in pairs:
         model.head.mode_temperature.copy_(temperature)
     after = pooled_nll(pairs, temperature, posterior=False)
     return {
         "held_out": pool.total,
-        "left_out": sum(witnesses.total for _, witnesses in also),
+        "left_out": sum(examples.total for _, examples in leave_one_out),
         "mode_temperature": float(temperature),
         "nll_before": pool.mean(before),
         "nll_mode": pool.mean(after),
@@ -230,18 +230,18 @@ def choose_temperature(pairs: Pairs, also: Pairs = ()) -> dict[str, Any]:
     }
 
 
-def choose_scale(pairs: Pairs, also: Pairs = (), tolerance: float = TOLERANCE) -> dict[str, Any]:
-    """Set the factor on the posterior variance, and then τ once more: what is to be calibrated is the
-    prediction, and averaging over the posterior has made it more timid than its mode.
+def choose_scale(pairs: Pairs, leave_one_out: Pairs = (), tolerance: float = TOLERANCE) -> dict[str, Any]:
+    """Set the factor on the posterior variance, and then τ again: averaging over the posterior makes the
+    prediction less confident than the MAP estimate.
 
-    How much more is seen on the held-out data alone: ``also`` are training data, where the variance is low.
+    By how much is measured on ``pairs`` alone: ``leave_one_out`` are training data, of low variance.
     """
     pool = HeldOut.join([held_out for _, held_out in pairs])
     scale, allowance, grid = largest_good_scale(pairs, tolerance)
     for model, _ in pairs:
         posterior_of(model).scale.fill_(scale)
     temperature = best_temperature(pairs, posterior=True)
-    if also:
+    if leave_one_out:
         temperature = temperature * pairs[0][0].head.mode_temperature / best_temperature(pairs)
     _set_temperature(pairs, temperature)
     nll = pooled_nll(pairs, temperature, posterior=True)
@@ -254,6 +254,6 @@ def _set_temperature(pairs: Pairs, temperature: Tensor) -> None:
 
 
 def posterior_of(model: Classifier) -> Posterior:
-    """The posterior of a model that has one."""
+    """Posterior of a model that has one."""
     assert model.head.posterior is not None
     return model.head.posterior

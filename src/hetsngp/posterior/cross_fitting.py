@@ -1,4 +1,4 @@
-"""Calibration where too few examples can be held out: each is held out once, by a model made for that."""
+"""Cross-fitting: where too few examples can be held out, each is held out once, from the model of a fold."""
 
 from __future__ import annotations
 
@@ -17,29 +17,35 @@ from hetsngp.posterior.calibration import (
     held_out_fisher,
     posterior_of,
 )
-from hetsngp.posterior.fit import PosteriorReport, collect, finish, fitting, pass_over
+from hetsngp.posterior.fit import (
+    PosteriorReport,
+    collect_held_out,
+    collect_statistics,
+    record_report,
+    restore_on_error,
+)
 
 Fold = tuple[Classifier, Iterable[Any], Iterable[Any]]
-"""A model, the loader it was trained on, and the loader of what was held out from it."""
+"""A model, the loader of its training data, and the loader of the data held out from it."""
 
 
 def cross_fit_posterior(
     model: Classifier, loader: Iterable[Any], folds: Sequence[Fold], *, tolerance: float = TOLERANCE
 ) -> PosteriorReport:
-    """:func:`hetsngp.fit_posterior` of ``model``, trained on all data, calibrated by models of the folds.
+    """Fit the posterior of ``model``, trained on all data, and calibrate it with the models of the folds.
 
-    Temperature, output Hessian and posterior scale are those that suit the fold models on what they have not
-    seen, pooled over the folds: every example bears witness once, and none is lost to training.
+    Temperature, output Hessian and posterior scale are chosen for the fold models on the data held out from
+    them, pooled over the folds: every example is a calibration example once, and none is lost to training.
     """
     if not folds:
         raise ValueError("folds is empty: give at least one, or call hetsngp.fit_posterior(model, loader)")
     with ExitStack() as stack:
         for each in (model, *(fold_model for fold_model, _, _ in folds)):
-            stack.enter_context(fitting(each))  # if one fails, all are as they were
+            stack.enter_context(restore_on_error(each))  # if one fails, all are restored
         pairs = []
         for fold_model, _, calibration in folds:
             fold_model.head.reset_calibration()
-            pairs.append((fold_model, collect(fold_model, calibration)))
+            pairs.append((fold_model, collect_held_out(fold_model, calibration)))
         chosen = choose_temperature(pairs)
         for temperature in (model.head.temperature, model.head.mode_temperature):
             temperature.copy_(pairs[0][0].temperature)
@@ -58,18 +64,18 @@ def cross_fit_posterior(
         report = PosteriorReport(temperature=float(model.temperature), **chosen)
     for fold_model, _, _ in folds:
         fold_model.mark_fitted()
-    return finish(model, report)
+    return record_report(model, report)
 
 
 def _fit(model: Classifier, loader: Iterable[Any], held_out: HeldOut | None, fisher: Tensor | None) -> float:
-    """The posterior of ``model`` with the output Hessian of all folds; examples that went in."""
-    total = pass_over(model, loader, None, held_out)
+    """Fit the posterior of ``model`` with the output Hessian of all folds; return the number of examples."""
+    total = collect_statistics(model, loader, None, held_out)
     posterior_of(model).fit(total, fisher)
     return total.count
 
 
 def mean_fisher(pairs: Sequence[tuple[Classifier, HeldOut]]) -> Tensor | None:
-    """Λ over all examples, each as the model sees it that has not met it."""
+    """Λ over all examples, each with the model it was held out from."""
     total, count = None, 0.0
     for model, held_out in pairs:
         fisher = held_out_fisher(model, held_out)

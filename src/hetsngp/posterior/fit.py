@@ -1,4 +1,4 @@
-"""fit_posterior(): one clean pass over the data, and calibration on data the model has not seen."""
+"""fit_posterior(): the posterior from one pass over the training data, and calibration on held-out data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hetsngp.models.classifier import Classifier, evaluating, to_device
 from hetsngp.models.ensemble import Ensemble
-from hetsngp.models.loaders import is_device_loader
+from hetsngp.models.loader_counts import is_device_loader
 from hetsngp.nn.posteriors import Statistics
 from hetsngp.posterior.calibration import (
     TOLERANCE,
@@ -32,34 +32,37 @@ from hetsngp.validation import (
     check_weight,
 )
 
+# Largest share of calibration examples that may occur in the training data: few distinct inputs may repeat.
+MAX_SHARED = 0.5
+
 
 @dataclass(frozen=True)
 class PosteriorReport:
-    """What ``fit_posterior`` did; also kept as ``model.calibration``."""
+    """Result of ``fit_posterior``; its fields are also in ``model.calibration``."""
 
     temperature: float
     posterior: str = "none"
     """Kind of posterior."""
     count: float = 0
-    """Training examples that went in, or their total weight."""
+    """Number of training examples, or their total weight."""
     scale: float = 1.0
     """Factor on the posterior variance."""
     held_out: float = 0
-    """Held-out examples, or their total weight; 0 without calibration."""
+    """Number of held-out examples, or their total weight; 0 without calibration."""
     left_out: float = 0
-    """Training examples that bore witness of the temperature too, each as if it had not been there."""
+    """Number of training examples that the temperature was set by too, by leave-one-out; or their weight."""
     nll_before: float | None = None
-    """Held-out NLL at the posterior mode and the training temperature."""
+    """Held-out NLL at the MAP estimate and the training temperature."""
     mode_temperature: float | None = None
-    """The best at the posterior mode; ``temperature`` is the best with the posterior."""
+    """Best temperature at the MAP estimate; ``temperature`` is the best with the posterior."""
     nll_mode: float | None = None
-    """Held-out NLL at the posterior mode and its temperature."""
+    """Held-out NLL at the MAP estimate and ``mode_temperature``."""
     nll: float | None = None
-    """… with the posterior, at the chosen scale and ``temperature``."""
+    """Held-out NLL with the posterior, at the chosen scale and ``temperature``."""
     standard_error: float | None = None
-    """Of ``nll_mode``."""
+    """Standard error of ``nll_mode``."""
     allowance: float | None = None
-    """Nats that the chosen scale was allowed to cost: one standard error of the difference from the best
+    """Largest cost of the chosen scale, in nats: one standard error of the difference from the best
     scale, example by example, and at least a tolerance."""
     scale_grid: tuple[tuple[float, float], ...] = ()
     """(scale, held-out NLL at ``mode_temperature``) of every scale tried."""
@@ -74,7 +77,9 @@ class PosteriorReport:
         if not self.held_out:
             return text + ", not calibrated"
         text += f"; on {_number(self.held_out)} held-out examples "
-        text += f"and {_number(self.left_out)} left out one at a time chose " if self.left_out else "chose "
+        if self.left_out:
+            text += f"and {_number(self.left_out)} training examples by leave-one-out "
+        text += "chose "
         if has_posterior:
             text += (
                 f"posterior scale {self.scale:.3g}, the largest that costs at most {self.allowance:.4f}, and "
@@ -83,12 +88,8 @@ class PosteriorReport:
 
 
 def _number(count: float) -> str:
-    """A total weight without a tail of digits; a number of examples as it is."""
+    """Format a number of examples, or a total weight with at most two decimals."""
     return f"{count:.2f}".rstrip("0").rstrip(".")
-
-
-# Data with few distinct rows may repeat some honestly; more than this share is training data.
-MOSTLY = 0.5
 
 
 @overload
@@ -133,9 +134,9 @@ def fit_posterior(
     out from training (never training, never out-of-distribution data): it sets the temperature by NLL, gives
     the Kronecker posterior its output Hessian, picks the largest posterior scale whose NLL is as good as the
     best, and sets the temperature again for predictions under that posterior. As good is worse by no more
-    than a standard error or ``tolerance`` nats: with less of it familiar inputs are better calibrated, with
-    more the unfamiliar ones stand out.
-    ``progress`` is called with the number of examples after each batch. An ensemble gets a list of reports.
+    than a standard error or ``tolerance`` nats: a smaller tolerance calibrates ID inputs better, a larger one
+    separates OOD inputs better.
+    ``progress`` is called with the number of examples after each batch. For an ensemble the result is a list.
     ``reduce`` adds up a tensor over processes that each have a part of the data in ``loader``, and all of
     ``calibration``.
     """
@@ -159,22 +160,22 @@ def fit_and_calibrate(
     loader: Iterable[Any],
     calibration: Iterable[Any] | None,
     *,
-    left_out: HeldOut | None = None,
+    leave_one_out: HeldOut | None = None,
     tolerance: float = TOLERANCE,
     progress: Callable[[int], None] | None = None,
     reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> PosteriorReport:
-    """:func:`fit_posterior` of one model. ``left_out``: training examples that help to set the temperature;
-    ``tolerance``: nats that a larger posterior scale may cost in any case.
+    """Fit the posterior of one model and calibrate it. ``leave_one_out``: training examples that the
+    temperature is set by too; ``tolerance``: nats that a larger posterior scale may cost in any case.
     """
-    with fitting(model):
-        report = _fit_and_calibrate(model, loader, calibration, left_out, tolerance, progress, reduce)
-    return finish(model, report)
+    with restore_on_error(model):
+        report = _fit_and_calibrate(model, loader, calibration, leave_one_out, tolerance, progress, reduce)
+    return record_report(model, report)
 
 
 @contextmanager
-def fitting(model: Classifier) -> Iterator[None]:
-    """Eval mode and full precision inside; the head gets its buffers back if anything fails."""
+def restore_on_error(model: Classifier) -> Iterator[None]:
+    """Run in eval mode and full precision; restore the buffers of the head on an error."""
     # Large buffers are replaced by a fit, never written into, so keeping them costs nothing.
     before = {name: t.clone() if t.numel() == 1 else t for name, t in model.head.named_buffers()}
     try:
@@ -188,8 +189,8 @@ def fitting(model: Classifier) -> Iterator[None]:
         raise
 
 
-def finish(model: Classifier, report: PosteriorReport) -> PosteriorReport:
-    """The posterior belongs to the weights as they are, and the model remembers how it was made."""
+def record_report(model: Classifier, report: PosteriorReport) -> PosteriorReport:
+    """Mark the model as fitted and store the report in it."""
     model.mark_fitted()
     model.calibration = asdict(report)
     return report
@@ -199,38 +200,38 @@ def _fit_and_calibrate(
     model: Classifier,
     loader: Iterable[Any],
     calibration: Iterable[Any] | None,
-    left_out: HeldOut | None,
+    leave_one_out: HeldOut | None,
     tolerance: float,
     progress: Callable[[int], None] | None,
     reduce: Callable[[Tensor], Tensor] | None,
 ) -> PosteriorReport:
-    held_out = None if calibration is None else collect(model, calibration)
-    also = [] if left_out is None else [(model, left_out)]
+    held_out = None if calibration is None else collect_held_out(model, calibration)
+    further = [] if leave_one_out is None else [(model, leave_one_out)]
     model.head.reset_calibration()
-    chosen = {} if held_out is None else choose_temperature([(model, held_out)], also)
+    chosen = {} if held_out is None else choose_temperature([(model, held_out)], further)
     if model.head.has_posterior:
         posterior = posterior_of(model)
-        total = pass_over(model, loader, progress, held_out, reduce)
+        total = collect_statistics(model, loader, progress, held_out, reduce)
         posterior.scale.fill_(1.0)
         posterior.fit(total, None if held_out is None else held_out_fisher(model, held_out))
         chosen |= {"posterior": posterior.name, "count": total.count}
-        chosen |= {} if held_out is None else choose_scale([(model, held_out)], also, tolerance)
+        chosen |= {} if held_out is None else choose_scale([(model, held_out)], further, tolerance)
     return PosteriorReport(temperature=float(model.temperature), **chosen)
 
 
 def refuse_training_data(loader: Any, calibration: Any) -> None:
-    """The held-out data are not the very data of the loader."""
+    """Raise an error if ``calibration`` is the data of ``loader``."""
     if calibration is None:
         return
     from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
-    whole = [
+    datasets = [
         part.dataset
         for part in (loader, calibration)
         if (isinstance(part, DataLoader) and isinstance(part.sampler, RandomSampler | SequentialSampler))
         or is_device_loader(part)
     ]
-    if calibration is loader or (len(whole) == 2 and whole[0] is whole[1]):
+    if calibration is loader or (len(datasets) == 2 and datasets[0] is datasets[1]):
         raise ValueError(
             "calibration is the training data: give held-out data, e.g. from torch.utils.data.random_split; "
             "on data the network has memorised every temperature looks too high"
@@ -272,31 +273,31 @@ def feature_batches(model: Classifier, loader: Iterable[Any], where: str) -> Any
         raise ValueError(f"every weight of {where} is zero: give some examples a positive weight")
 
 
-def pass_over(
+def collect_statistics(
     model: Classifier,
     loader: Iterable[Any],
     progress: Callable[[int], None] | None,
     held_out: HeldOut | None,
     reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> Statistics:
-    """The sums that the posterior is made of; warns when the held-out examples turn up among them."""
+    """Sum the statistics of the posterior; warn where the held-out examples are among the training data."""
     total: Statistics | None = None
-    met = torch.zeros(0, dtype=torch.bool) if held_out is None else torch.zeros_like(held_out.keys).bool()
+    found = torch.zeros(0, dtype=torch.bool) if held_out is None else torch.zeros_like(held_out.keys).bool()
     seen = 0
     for h, _, weight in feature_batches(model, loader, "loader"):
         piece = model.head.statistics(h, weight)
         total = piece if total is None else total + piece
         if held_out is not None:
-            met |= held_out.found_in(h)
+            found |= held_out.contained_in(h)
         seen += len(h)
         if progress is not None:
             progress(seen)
     assert total is not None
     if reduce is not None:
         total = total.reduced(reduce)
-        met = reduce(met.to(total.sums)) > 0
-    share = float(met.float().mean()) if held_out is not None else 0.0
-    if share > MOSTLY:
+        found = reduce(found.to(total.sums)) > 0
+    share = float(found.float().mean()) if held_out is not None else 0.0
+    if share > MAX_SHARED:
         warnings.warn(
             f"{share:.0%} of the calibration examples are also in the training data: calibrate "
             "on examples the model was not trained on, e.g. from torch.utils.data.random_split",
@@ -305,8 +306,8 @@ def pass_over(
     return total
 
 
-def collect(model: Classifier, calibration: Iterable[Any]) -> HeldOut:
-    """Held-out features, labels and weights, from one pass."""
+def collect_held_out(model: Classifier, calibration: Iterable[Any]) -> HeldOut:
+    """Collect features, labels and weights of the held-out data in one pass."""
     batches = list(feature_batches(model, calibration, "calibration"))
     h, y = torch.cat([h for h, _, _ in batches]), torch.cat([y for _, y, _ in batches])
     weights = [torch.ones_like(h[:, 0]) if weight is None else weight.to(h) for h, _, weight in batches]

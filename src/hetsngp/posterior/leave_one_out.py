@@ -1,4 +1,4 @@
-"""Each training example as if it had not been there: witnesses of the temperature that cost no data."""
+"""Training examples as calibration examples, by approximate leave-one-out: they cost no held-out data."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from torch import Tensor
 from hetsngp.models.classifier import Classifier, evaluating
 from hetsngp.nn.heads import GaussianHead
 from hetsngp.nn.latent import RandomFeatureGP
-from hetsngp.posterior.calibration import CALIBRATION_ROWS, HeldOut
+from hetsngp.posterior.calibration import CALIBRATION_BATCH_SIZE, HeldOut
 
-# Multiplications, K·m²·(m + n): some minutes of one core. With more, held-out examples have to do.
-MOST_WORK = 10**12
-# 1 − leverage, at least: rounding must not send an example that decides for itself to infinity.
-LEAST_REST = 0.02
+# Largest K·m²·(m + n), multiplications: some minutes of one core. Beyond it leave-one-out is skipped.
+MAX_OPERATIONS = 10**12
+# Smallest 1 − leverage: rounding must not send an example that determines its own prediction to infinity.
+MIN_ONE_MINUS_LEVERAGE = 0.02
 
 
-def left_out(model: Classifier, batches: Iterable[tuple[Tensor, ...]], alone: Tensor) -> HeldOut | None:
-    """What the mode would say of each training example (x, y, weight) if that one had been left out.
+def leave_one_out_examples(
+    model: Classifier, batches: Iterable[tuple[Tensor, ...]], unique: Tensor
+) -> HeldOut | None:
+    """Training examples (x, y, weight) with the shift of f that leaving each of them out would cause.
 
-    One Newton step from the mode, as in approximate leave-one-out cross-validation: f⁻ᵢ = f + v·g/(1 − w·v),
-    with g and w the slope and curvature of the example's loss in f and v = φᵀ(ΦᵀWΦ + I)⁻¹φ, for each class by
-    itself. Curvature averaged over classes would need one matrix instead of K, but gives a temperature that
-    is off by more than the witnesses are worth.
+    One Newton step from the MAP estimate, as in approximate leave-one-out cross-validation:
+    f⁻ᵢ = f + v·g/(1 − w·v), with g and w the gradient and curvature of the example's loss in f and
+    v = φᵀ(ΦᵀWΦ + I)⁻¹φ, for each class separately. Curvature averaged over classes would need one matrix
+    instead of K, but biases the temperature by more than the additional examples improve it.
 
-    Only examples that are ``alone`` (n,) bear witness: a copy of one that is left out still tells its label.
-    None where it would take too long, or where the loss that was minimised is not that of the predictions
-    (``likelihood="mean_log"``).
+    Only examples that are ``unique`` (n,) are used: a copy in the training data still has the label of the
+    example that is left out. None where it would take too long, or where the training loss is not the NLL of
+    the predictions (``likelihood="mean_log"``).
     """
     head = model.head
     assert isinstance(head, GaussianHead)
@@ -36,45 +38,47 @@ def left_out(model: Classifier, batches: Iterable[tuple[Tensor, ...]], alone: Te
     assert isinstance(latent, RandomFeatureGP)
     h, y, weight = (torch.cat(parts) for parts in zip(*batches, strict=True))
     n, m, k = len(h), latent.beta.shape[0], model.num_classes
-    if k * m * m * (m + n) > MOST_WORK or head.link.likelihood != "log_mean" or not bool(alone.any()):
+    if k * m * m * (m + n) > MAX_OPERATIONS or head.link.likelihood != "log_mean" or not bool(unique.any()):
         return None
-    alone = alone.to(h.device)
+    unique = unique.to(h.device)
     with evaluating(model):
-        phi = torch.cat([latent.features(rows) for rows in h.split(CALIBRATION_ROWS)])
-        parts = zip(h.split(CALIBRATION_ROWS), y.split(CALIBRATION_ROWS), strict=True)
-        slopes, curvatures = zip(*(_slope_and_curvature(head, *part) for part in parts), strict=True)
-        slope, curvature = torch.cat(slopes) * weight[:, None], torch.cat(curvatures) * weight[:, None]
-        shift = torch.empty_like(slope)
+        phi = torch.cat([latent.features(rows) for rows in h.split(CALIBRATION_BATCH_SIZE)])
+        parts = zip(h.split(CALIBRATION_BATCH_SIZE), y.split(CALIBRATION_BATCH_SIZE), strict=True)
+        gradients, curvatures = zip(*(_gradient_and_curvature(head, *part) for part in parts), strict=True)
+        gradient, curvature = torch.cat(gradients) * weight[:, None], torch.cat(curvatures) * weight[:, None]
+        shift = torch.empty_like(gradient)
         for c in range(k):
             precision = (phi.mT * curvature[:, c]) @ phi
             precision.diagonal().add_(1.0)
             root = torch.linalg.cholesky(precision)
             variance = torch.linalg.solve_triangular(root, phi.mT, upper=False).square().sum(0)
-            shift[:, c] = variance * slope[:, c] / (1 - curvature[:, c] * variance).clamp_min(LEAST_REST)
-    return HeldOut(h[alone], y[alone], weight[alone], shift[alone])
+            rest = (1 - curvature[:, c] * variance).clamp_min(MIN_ONE_MINUS_LEVERAGE)
+            shift[:, c] = variance * gradient[:, c] / rest
+    return HeldOut(h[unique], y[unique], weight[unique], shift[unique])
 
 
-def _slope_and_curvature(head: GaussianHead, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Of −log p(y) in f at the mode, in training's temperature: (B, K) each.
+def _gradient_and_curvature(head: GaussianHead, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradient and curvature of −log p(y) in f at the MAP estimate and the training temperature: (B, K) each.
 
-    The curvature is Fisher's: the mean square of the slope, over labels as the model expects them. Without
-    noise that is p(1 − p)/τ².
+    The curvature is the Fisher information: the mean squared gradient over labels drawn from the model.
+    Without noise it is p(1 − p)/τ².
     """
     log_probs = head.log_probs(h)
     if head.sigmoid:  # the labels are independent
         probs = log_probs.sigmoid()
-        yes, no = (_slope(head, h, torch.full_like(probs, label)) for label in (1.0, 0.0))
+        yes, no = (_gradient(head, h, torch.full_like(probs, label)) for label in (1.0, 0.0))
         curvature = probs * yes.square() + (1 - probs) * no.square()
     else:
         curvature = torch.zeros_like(log_probs)
         for c, p in enumerate(log_probs.exp().unbind(1)):
-            curvature += p.unsqueeze(1) * _slope(head, h, torch.full_like(y, c)).square()
-    return _slope(head, h, y), curvature
+            curvature += p.unsqueeze(1) * _gradient(head, h, torch.full_like(y, c)).square()
+    return _gradient(head, h, y), curvature
 
 
-def _slope(head: GaussianHead, h: Tensor, y: Tensor) -> Tensor:
+def _gradient(head: GaussianHead, h: Tensor, y: Tensor) -> Tensor:
+    """Gradient of −log p(y) in f: (B, K)."""
     with torch.enable_grad():
         shift = torch.zeros(len(h), head.num_classes, dtype=h.dtype, device=h.device, requires_grad=True)
         nll = head.held_out_nll(h, y, head.training_temperature, posterior=False, shift=shift)
-        (slope,) = torch.autograd.grad(nll.sum(), shift)
-    return slope
+        (gradient,) = torch.autograd.grad(nll.sum(), shift)
+    return gradient

@@ -27,7 +27,7 @@ from hetsngp import HetSNGPClassifier
 from hetsngp.fitting import tables as table
 from hetsngp.fitting.loop import EpochResult, Schedule
 from hetsngp.fitting.progress import Progress
-from hetsngp.fitting.tables import GP_LEARNING_RATE
+from hetsngp.fitting.tables import GP_LR_MULTIPLIER
 from hetsngp.models.methods import METHODS
 from hetsngp.models.options import Options
 from hetsngp.types import Prediction
@@ -121,7 +121,7 @@ def test_constant_columns_are_told_from_narrow_ones(rows: int) -> None:
     rng = np.random.default_rng(0)
     for value in (7.7, -1e8 / 3, 1e-30, 0.0):
         x = np.column_stack([np.full(rows, value), value + 1e-3 * rng.normal(size=rows)])
-        _, scale = table.merge_copies(x, np.arange(rows) % 2, 0.1 + rng.random(rows)).moments()
+        _, scale = table.merge_duplicates(x, np.arange(rows) % 2, 0.1 + rng.random(rows)).moments()
         assert scale[0] == 1.0
         assert 1e-4 < scale[1] < 3e-3
 
@@ -225,12 +225,12 @@ def test_a_class_of_no_weight_is_known_but_not_expected() -> None:
 def test_copies_are_merged_in_an_order_the_values_decide() -> None:
     x = np.array([[1.0, 2.0], [0.0, 5.0], [1.0, 2.0], [1.0, 2.0], [-0.0, 5.0], [9.0, 9.0]])
     y, weight = np.array([0, 1, 0, 1, 1, 0]), np.array([1.0, 2.0, 0.5, 4.0, 1.0, 0.0])
-    merged = table.merge_copies(x, y, weight)
+    merged = table.merge_duplicates(x, y, weight)
     got = {(*row, int(label)): w for row, label, w in zip(merged.x, merged.y, merged.weight, strict=True)}
     assert got == {(1.0, 2.0, 0): 1.5, (1.0, 2.0, 1): 4.0, (0.0, 5.0, 1): 3.0}
     assert len(set(merged.group)) == 2
     order = np.random.default_rng(0).permutation(6)
-    again = table.merge_copies(x[order], y[order], weight[order])
+    again = table.merge_duplicates(x[order], y[order], weight[order])
     for name in ("x", "y", "weight", "group"):
         np.testing.assert_array_equal(getattr(again, name), getattr(merged, name))
 
@@ -243,7 +243,7 @@ def rows_of(part: table.TrainingTable) -> set[tuple[float, ...]]:
 def test_a_large_table_has_one_held_out_part_in_proportion(fraction: float) -> None:
     rng = np.random.default_rng(0)
     y = rng.choice(4, 2000, p=[0.6, 0.3, 0.08, 0.02])
-    data = table.merge_copies(rng.normal(size=(2000, 2)), y, np.ones(2000))
+    data = table.merge_duplicates(rng.normal(size=(2000, 2)), y, np.ones(2000))
     [(training, held_out)] = table.split(data, fraction, seed=3)
     assert len(held_out.y) == fraction * 2000
     assert rows_of(training) | rows_of(held_out) == rows_of(data)
@@ -261,7 +261,7 @@ def test_a_large_table_has_one_held_out_part_in_proportion(fraction: float) -> N
 def test_a_small_table_has_every_row_held_out_once(rows: int, fraction: float, folds: int) -> None:
     rng = np.random.default_rng(0)
     y = rng.choice(3, rows, p=[0.6, 0.3, 0.1])
-    data = table.merge_copies(rng.normal(size=(rows, 2)), y, np.ones(rows))
+    data = table.merge_duplicates(rng.normal(size=(rows, 2)), y, np.ones(rows))
     pairs = table.split(data, fraction, seed=3)
     assert len(pairs) == folds
     assert np.array_equal(np.sort(np.concatenate([held_out.group for _, held_out in pairs])), np.arange(rows))
@@ -282,15 +282,15 @@ def test_a_small_table_has_every_row_held_out_once(rows: int, fraction: float, f
 )
 def test_how_much_is_enough(rows: int, fraction: float, parts: int) -> None:
     """A hundred held-out rows make one part, twenty in all folds make folds, fewer make nothing."""
-    data = table.merge_copies(np.arange(float(rows)).reshape(-1, 1), np.arange(rows) % 2, np.ones(rows))
+    data = table.merge_duplicates(np.arange(float(rows)).reshape(-1, 1), np.arange(rows) % 2, np.ones(rows))
     assert len(table.split(data, fraction, seed=0)) == parts
 
 
 def test_folds_of_one_class_are_no_folds() -> None:
     """29 rows of one class and one of another, which never leaves training: nothing to calibrate by."""
     x = np.arange(30.0).reshape(-1, 1)
-    assert table.split(table.merge_copies(x, np.arange(30) // 29, np.ones(30)), 0.2, seed=0) == []
-    assert len(table.split(table.merge_copies(x, np.arange(30) // 28, np.ones(30)), 0.2, seed=0)) == 5
+    assert table.split(table.merge_duplicates(x, np.arange(30) // 29, np.ones(30)), 0.2, seed=0) == []
+    assert len(table.split(table.merge_duplicates(x, np.arange(30) // 28, np.ones(30)), 0.2, seed=0)) == 5
 
 
 @pytest.mark.parametrize(("values", "parts"), [(5, 1), (3, 5)])
@@ -298,7 +298,7 @@ def test_rows_with_the_same_x_stay_on_one_side(values: int, parts: int) -> None:
     """Else a table of few distinct rows and noisy labels would be calibrated on the opposite of the truth."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, values, (4000, 4)).astype(float)
-    data = table.merge_copies(x, rng.integers(0, 2, 4000), np.ones(4000))
+    data = table.merge_duplicates(x, rng.integers(0, 2, 4000), np.ones(4000))
     pairs = table.split(data, 0.2, seed=0)
     assert len(pairs) == parts
     for training, held_out in pairs:
@@ -312,7 +312,7 @@ def test_rows_with_the_same_x_stay_on_one_side(values: int, parts: int) -> None:
 def test_no_class_leaves_training(fraction: float) -> None:
     rng = np.random.default_rng(0)
     y = np.r_[np.zeros(200), np.ones(200), [2], [3, 3]].astype(int)
-    data = table.merge_copies(rng.normal(size=(len(y), 2)), y, np.ones(len(y)))
+    data = table.merge_duplicates(rng.normal(size=(len(y), 2)), y, np.ones(len(y)))
     for seed in range(20):
         pairs = table.split(data, fraction, seed=seed)
         assert len(pairs) == (1 if fraction == 0.6 else 5)
@@ -323,7 +323,7 @@ def test_no_class_leaves_training(fraction: float) -> None:
     x = np.r_[np.arange(200.0), 0.0, 1.0, 2.0].reshape(-1, 1)
     y, weight = np.r_[np.arange(200) % 2, [2, 2, 2]], np.r_[np.full(200, 5.0), np.ones(3)]
     for seed in range(20):
-        for training, held_out in table.split(table.merge_copies(x, y, weight), fraction, seed=seed):
+        for training, held_out in table.split(table.merge_duplicates(x, y, weight), fraction, seed=seed):
             assert set(training.y) == {0, 1, 2}
             assert not set(training.group) & set(held_out.group)
 
@@ -345,7 +345,7 @@ class Spy:
         self.fold_options: dict[str, Any] = {}
         self.found: list[EpochResult] = []
         self.follow, self.train_folds = hetsngp.fitting.loop.follow, hetsngp.fitting.loop.train_folds
-        monkeypatch.setattr("hetsngp.fitting.tables.follow", self)
+        monkeypatch.setattr("hetsngp.fitting.tables.train_with_schedule", self)
         monkeypatch.setattr("hetsngp.fitting.tables.train_folds", self.of_folds)
 
     def __call__(self, model: Any, loader: Any, schedule: Schedule, **options: Any) -> Any:
@@ -386,7 +386,7 @@ def test_small_tables_are_stopped_and_calibrated_in_folds(monkeypatch: pytest.Mo
     held_out = [rows_in(each) for _, _, each in spy.folds]
     assert sum(map(len, held_out)) == len(set.union(*held_out)) == 100
     assert sum(float(each.tensors[2].sum()) for _, _, each in spy.folds) == pytest.approx(weight.sum())
-    assert spy.fold_options["schedule"] == Schedule(12, 1e-2, 1e-4, GP_LEARNING_RATE)
+    assert spy.fold_options["schedule"] == Schedule(12, 1e-2, 1e-4, GP_LR_MULTIPLIER)
     assert spy.fold_options["patience"] is None
 
     values = [result.held_out for result in spy.found]
@@ -398,7 +398,7 @@ def test_small_tables_are_stopped_and_calibrated_in_folds(monkeypatch: pytest.Mo
     assert (options["epochs"], options["stop_after"], options["gp_lr_multiplier"]) == (
         12,
         spy.best,
-        GP_LEARNING_RATE,
+        GP_LR_MULTIPLIER,
     )
     assert clf.report_.held_out == clf.report_.count == pytest.approx(weight.sum())
     assert (
@@ -409,7 +409,7 @@ def test_small_tables_are_stopped_and_calibrated_in_folds(monkeypatch: pytest.Mo
     def until_best(model: Any, loader: Any, schedule: Schedule, **given: Any) -> Any:
         return spy.follow(model, loader, dataclasses.replace(schedule, stop_after=spy.best), **given)
 
-    monkeypatch.setattr("hetsngp.fitting.tables.follow", until_best)
+    monkeypatch.setattr("hetsngp.fitting.tables.train_with_schedule", until_best)
     without = plain(epochs=12).fit(X, y, sample_weight=weight)
     assert without.report_.held_out == 0
     for (name, a), b in zip(clf.model_.named_parameters(), without.model_.parameters(), strict=True):
@@ -664,7 +664,7 @@ def test_progress_names_the_folds(
     expected = [
         f"5 folds  epoch {r.epoch}/2  loss {r.loss:.4f}  held-out NLL {r.held_out:.4f}" for r in spy.found
     ]
-    expected += [f"all rows  epoch {r.epoch}/{clf.n_iter_}  loss {r.loss:.4f}" for r in clf.history_]
+    expected += [f"all examples  epoch {r.epoch}/{clf.n_iter_}  loss {r.loss:.4f}" for r in clf.history_]
     assert epochs == expected
     assert len(expected) == 4
     assert last == str(clf.report_)
@@ -679,7 +679,7 @@ def test_progress_is_a_bar_in_a_terminal(
     clf = small(epochs=3, verbose=1).fit(X, y)
     text = capsys.readouterr().out
     assert "\x1b[" in text
-    assert f"all rows  epoch {clf.n_iter_}/{clf.n_iter_}  loss" in text
+    assert f"all examples  epoch {clf.n_iter_}/{clf.n_iter_}  loss" in text
     assert str(clf.report_) in text
 
 

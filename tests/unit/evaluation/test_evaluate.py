@@ -717,10 +717,10 @@ def test_progress_counts_parts_and_what_is_kept(
     monkeypatch.setattr("hetsngp.fitting.progress.SECONDS", -1.0)
     everything(told, tmp_path, show=True)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"id  {N} rows (25%)"
-    assert lines[-1] == f"corrupted['fog', 2]  {4 * N} rows (100%)"
+    assert lines[0] == f"id  {N} examples (25%)"
+    assert lines[-1] == f"corrupted['fog', 2]  {4 * N} examples (100%)"
     everything(told, tmp_path, show=True)
-    assert capsys.readouterr().out.splitlines()[0] == f"id (cached)  {N} rows (25%)"
+    assert capsys.readouterr().out.splitlines()[0] == f"id (cached)  {N} examples (25%)"
 
 
 def test_a_bar_moves_within_a_part(told: Told) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import hetsngp
 from hetsngp import fit_head
-from hetsngp.fitting import lbfgs as descent
+from hetsngp.fitting import lbfgs
 from hetsngp.fitting.loop import EpochResult, mean_nll, train
 from hetsngp.fitting.tables import can_precompute
 
@@ -55,11 +55,11 @@ def mode_by_scipy(model: hetsngp.Classifier, weight: Tensor = ONES) -> Tensor:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_it_ends_at_the_mode(weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descent, "ENOUGH", 1e-12)
+    monkeypatch.setattr(lbfgs, "MIN_GAIN", 1e-12)
     weight = 0.2 + torch.rand(len(Y), generator=torch.Generator().manual_seed(5)).double()
     weight = weight / weight.mean() if weighted else ONES
     model = gp()
-    descent.descend([model], [rows(weight)])
+    lbfgs.fit_map([model], [rows(weight)])
     torch.testing.assert_close(beta_of(model), mode_by_scipy(model, weight), rtol=0, atol=1e-4)
     assert not model.training
     assert model.head.latent.beta.grad is None  # type: ignore[union-attr]
@@ -68,7 +68,7 @@ def test_it_ends_at_the_mode(weighted: bool, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_few_looks_come_as_near_as_the_tolerance_says() -> None:
     """Without a unit of steps of its own for each component it takes twice as many."""
     model = gp(amplitude=10.0)
-    history = descent.descend([model], [rows()])
+    history = lbfgs.fit_map([model], [rows()])
     value = float(model.train().loss(X.double(), Y).detach())
     best = gp(amplitude=10.0)
     best.head.latent.beta.data.copy_(mode_by_scipy(best))  # type: ignore[union-attr]
@@ -81,8 +81,8 @@ def test_a_few_looks_come_as_near_as_the_tolerance_says() -> None:
 
 def test_batches_are_one_sum() -> None:
     whole, parts = gp(), gp()
-    descent.descend([whole], [rows()])
-    descent.descend([parts], [rows(size=50)])  # the last has fewer rows, and counts for less
+    lbfgs.fit_map([whole], [rows()])
+    lbfgs.fit_map([parts], [rows(size=50)])  # the last has fewer rows, and counts for less
     torch.testing.assert_close(beta_of(parts), beta_of(whole), rtol=0, atol=0.02)
     assert mean_nll(parts, rows()) == pytest.approx(mean_nll(whole, rows()), abs=1e-4)
 
@@ -90,7 +90,7 @@ def test_batches_are_one_sum() -> None:
 def test_the_noise_is_learned_too_and_lower_than_by_adam() -> None:
     model, other = gp("hetsngp"), gp("hetsngp")
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    history = descent.descend([model], [rows()], weight_decay=0.0)
+    history = lbfgs.fit_map([model], [rows()], weight_decay=0.0)
     assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
     train(other, rows(), epochs=60, lr=1e-2, weight_decay=0.0, generator=torch.Generator().manual_seed(0))
     points = torch.Generator().manual_seed(0)
@@ -99,8 +99,8 @@ def test_the_noise_is_learned_too_and_lower_than_by_adam() -> None:
 
 def test_weight_decay_is_a_prior_on_what_has_none() -> None:
     free, held = gp("hetsngp"), gp("hetsngp")
-    descent.descend([free], [rows()], weight_decay=0.0)
-    descent.descend([held], [rows()], weight_decay=1.0)
+    lbfgs.fit_map([free], [rows()], weight_decay=0.0)
+    lbfgs.fit_map([held], [rows()], weight_decay=1.0)
 
     def size(model: hetsngp.Classifier) -> float:
         return sum(float(p.detach().square().sum()) for n, p in model.named_parameters() if "noise" in n)
@@ -112,7 +112,7 @@ def test_weight_decay_is_a_prior_on_what_has_none() -> None:
 def test_the_same_seed_gives_the_same_bits() -> None:
     one, two, other = gp("hetsngp"), gp("hetsngp"), gp("hetsngp")
     for model, seed in ((one, 3), (two, 3), (other, 4)):
-        descent.descend([model], [rows()], seed=seed)
+        lbfgs.fit_map([model], [rows()], seed=seed)
     assert torch.equal(beta_of(one), beta_of(two))
     assert not torch.equal(beta_of(one), beta_of(other))  # other points of the integral
 
@@ -123,11 +123,11 @@ def test_models_go_side_by_side_and_one_that_is_there_waits() -> None:
     seen: list[EpochResult] = []
     held_out = [(X2[:40].double(), Y2[:40]), (X2[40:].double(), Y2[40:])]
     watched = [held_out[:1], held_out[1:]]
-    history = descent.descend([one, two], [rows(), rows()], validation=watched, on_epoch=seen.append)
-    lengths = [len(descent.descend([gp(amplitude=a)], [rows()])) for a in (0.1, 10.0)]
+    history = lbfgs.fit_map([one, two], [rows(), rows()], validation=watched, on_epoch=seen.append)
+    lengths = [len(lbfgs.fit_map([gp(amplitude=a)], [rows()])) for a in (0.1, 10.0)]
     assert lengths[0] < lengths[1] == len(history)
     assert history == seen
-    descent.descend([alone], [rows()])
+    lbfgs.fit_map([alone], [rows()])
     assert torch.equal(beta_of(two), beta_of(alone))
     sums = [mean_nll(m, w) * len(w[0][1]) for m, w in zip((one, two), watched, strict=True)]
     assert history[-1].held_out == pytest.approx(sum(sums) / len(Y2))
@@ -139,19 +139,19 @@ def test_a_nan_is_an_error_that_names_a_way_out() -> None:
     model = gp()
     model.head.latent.beta.data[0, 0] = float("nan")  # type: ignore[union-attr, index]
     with pytest.raises(FloatingPointError, match="the loss is nan: lower the amplitude"):
-        descent.descend([model], [rows()])
+        lbfgs.fit_map([model], [rows()])
 
 
 def test_what_is_left_is_little_in_all_and_not_only_of_an_example(monkeypatch: pytest.MonkeyPatch) -> None:
     """A million examples (of weight one row here) may still have far to go when one of them gains nothing."""
     total = 1e6
     losses = []
-    for enough in (descent.ENOUGH, 1e-13):
-        monkeypatch.setattr(descent, "ENOUGH", enough)
-        monkeypatch.setattr(descent, "MOST_LOOKS", 200)
+    for enough in (lbfgs.MIN_GAIN, 1e-13):
+        monkeypatch.setattr(lbfgs, "MIN_GAIN", enough)
+        monkeypatch.setattr(lbfgs, "MAX_ROUNDS", 200)
         model = gp(amplitude=1.0)
         model.dataset_size = total
-        losses.append(descent.descend([model], [rows()])[-1].loss)
+        losses.append(lbfgs.fit_map([model], [rows()])[-1].loss)
     assert total * (losses[0] - losses[1]) < 2.0
 
 
@@ -190,7 +190,7 @@ def test_too_many_examples_for_memory_are_trained_by_steps_all_the_same(
     """Kernel features of each batch are computed anew, in place of once."""
     models = [frozen(), frozen()]
     one = fit_head(models[0], [(X, Y)], calibration, epochs=3)
-    monkeypatch.setattr("hetsngp.fitting.tables.MOST_PRECOMPUTED", 1)
+    monkeypatch.setattr("hetsngp.fitting.tables.MAX_PRECOMPUTED", 1)
     monkeypatch.setattr("hetsngp.fitting.tables.precomputed", pytest.fail)
     other = fit_head(models[1], [(X, Y)], calibration, epochs=3)
     assert other.scale == one.scale
@@ -200,7 +200,7 @@ def test_too_many_examples_for_memory_are_trained_by_steps_all_the_same(
 
 @pytest.mark.parametrize("given", [{"epochs": 3}, {"lr": 1e-3}, {"batch_size": 64}])
 def test_what_is_said_of_adam_means_adam(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetsngp.fitting.tables.descend", pytest.fail)
+    monkeypatch.setattr("hetsngp.fitting.tables.fit_map", pytest.fail)
     fit_head(frozen(), [(X, Y)], [(X2, Y2)], **given)
 
 
@@ -208,8 +208,8 @@ def test_what_is_said_of_adam_means_adam(given: dict[str, Any], monkeypatch: pyt
 def test_what_has_no_such_mode_is_trained_by_steps(
     method: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetsngp.fitting.tables.descend", pytest.fail)
-    monkeypatch.setattr("hetsngp.frozen.head.STEPS", 1)
+    monkeypatch.setattr("hetsngp.fitting.tables.fit_map", pytest.fail)
+    monkeypatch.setattr("hetsngp.frozen.head.MIN_STEPS", 1)
     fit_head(frozen(), [(X, Y)], [(X2, Y2)], method=method, **more)
 
 
@@ -217,5 +217,5 @@ def test_progress_of_a_descent(capsys: pytest.CaptureFixture[str]) -> None:
     report = fit_head(frozen(), [(X, Y)], 0.1, progress=True)
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("5 folds  epoch 1/40  loss") for line in lines)
-    assert any(line.startswith("all rows  epoch 1/40  loss") for line in lines)
+    assert any(line.startswith("all examples  epoch 1/40  loss") for line in lines)
     assert lines[-1] == str(report)

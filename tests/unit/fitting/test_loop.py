@@ -26,8 +26,16 @@ from torch.utils.data import (
 )
 
 import hetsngp
-from hetsngp.fitting.loop import EpochResult, Schedule, best_epoch, follow, mean_nll, train, train_folds
-from hetsngp.models.loaders import class_counts, dataset_size
+from hetsngp.fitting.loop import (
+    EpochResult,
+    Schedule,
+    best_epoch,
+    mean_nll,
+    train,
+    train_folds,
+    train_with_schedule,
+)
+from hetsngp.models.loader_counts import class_counts, dataset_size
 from hetsngp.models.methods import METHODS
 
 EPOCHS, LR = 8, 0.05
@@ -275,7 +283,9 @@ def test_one_fold_is_training_with_validation(method: str, patience: int | None)
     seen: list[EpochResult] = []
     history = run_folds([one], schedule, patience=patience, on_epoch=seen.append)
     training, held_out = FOLDS[0]
-    expected = follow(two, training, schedule, generator=seed(), validation=held_out, patience=patience)
+    expected = train_with_schedule(
+        two, training, schedule, generator=seed(), validation=held_out, patience=patience
+    )
     assert history == seen == expected
     assert same_weights(weights(one), weights(two))
     assert not one.training
@@ -460,7 +470,9 @@ def test_counts_that_were_given_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     train(model, batches(X, Y), epochs=1)
     assert model.class_counts.tolist() == [5, 6, 7]
     assert model.dataset_size == 36
-    monkeypatch.setattr("hetsngp.models.loaders.class_counts", None)  # asks nobody who has no use for them
+    monkeypatch.setattr(
+        "hetsngp.models.loader_counts.class_counts", None
+    )  # asks nobody who has no use for them
     for method in METHODS:
         if method != "posterior_network":
             model = toy.build(method, dataset_size=None)

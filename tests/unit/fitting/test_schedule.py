@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, IterableDataset
 
-from hetsngp.fitting.loop import Gradients, TrainState, follow, run_epoch
+from hetsngp.fitting.loop import Gradients, TrainState, run_epoch, train_with_schedule
 from hetsngp.fitting.schedule import DECAYS, Schedule
 
 EPOCHS, STEPS = 12, 7
@@ -195,12 +195,12 @@ def test_groups_of_parameters(method: str, optimizer: str) -> None:
         assert group["lr"] == group["initial_lr"] == pytest.approx(1.5 if own else 0.3), name
         if optimizer == "sgd":
             assert (group["momentum"], group["nesterov"]) == (0.8, True)
-    assert schedule.set_rate(made, 2) == pytest.approx(0.15)  # half way down a cosine
+    assert schedule.set_lr(made, 2) == pytest.approx(0.15)  # half way down a cosine
     assert {round(group["lr"], 12) for group in made.param_groups} == (
         {0.15} if method == "deterministic" else {0.15, 0.75}
     )
-    schedule.set_rate(made, 1)
-    assert schedule.set_rate(made, 2) == pytest.approx(0.15)  # of the full rate, not of the last one
+    schedule.set_lr(made, 1)
+    assert schedule.set_lr(made, 2) == pytest.approx(0.15)  # of the full rate, not of the last one
 
 
 def test_sgd_without_momentum() -> None:
@@ -222,7 +222,7 @@ def test_sgd_is_nesterovs(momentum: float) -> None:
         warmup=2,
         decay="linear",
     )
-    follow(model, batches(10), schedule, generator=seed())
+    train_with_schedule(model, batches(10), schedule, generator=seed())
     g, velocity = seed(), [torch.zeros_like(p) for p in twin.parameters()]
     twin.train()
     for epoch in range(3):
@@ -278,8 +278,8 @@ def test_accumulated_batches_are_one_large_batch(accumulate: int, optimizer: str
         assert places[0].updates == places[1].updates
         assert (places[0].batches, places[0].seen) == (6, 30)
         assert a == pytest.approx(b, rel=1e-12)
-        for place in places:
-            place.turn()
+        for state in places:
+            state.start_next_epoch()
     assert places[0].updates == 2 * math.ceil(6 / accumulate)
     assert_weights(weights(parts), weights(whole))
     assert all(p.grad is None for p in parts.model.parameters())
@@ -299,10 +299,10 @@ def test_a_group_averages_its_batches_whatever_their_size() -> None:
 @pytest.mark.parametrize(("accumulate", "groups"), [(1, [1] * 6), (2, [2, 2, 2]), (4, [4, 2]), (5, [5, 1])])
 def test_smooth_rates_are_of_the_share_of_the_epoch(accumulate: int, groups: list[int]) -> None:
     schedule = Schedule(4, lr=0.5, warmup=1.25, smooth=True, optimizer="sgd")
-    gradients, place, rates = made(schedule), TrainState(), []
+    gradients, state, rates = made(schedule), TrainState(), []
     for _ in range(3):
-        run_epoch(gradients, batches(5), schedule, place, accumulate=accumulate, on_update=rates.append)
-        place.turn()
+        run_epoch(gradients, batches(5), schedule, state, accumulate=accumulate, on_update=rates.append)
+        state.start_next_epoch()
     want = []
     for epoch in range(3):
         done = 0
@@ -312,7 +312,7 @@ def test_smooth_rates_are_of_the_share_of_the_epoch(accumulate: int, groups: lis
             want.append(0.5 * min(1.0, end / 1.25) * cosine)
             done += group
     assert rates == pytest.approx(want, rel=1e-9)
-    assert place.updates == len(rates)
+    assert state.updates == len(rates)
 
 
 class Later:
@@ -333,7 +333,7 @@ def test_an_epoch_goes_on_where_it_was_left(updates: int) -> None:
     schedule = Schedule(2, lr=0.1, smooth=True, warmup=1)
     whole, parts = made(schedule, "hetsngp"), made(schedule, "hetsngp")
     want = run_epoch(whole, batches(5), schedule, TrainState(), accumulate=2)
-    place, rates = TrainState(), []
+    state, rates = TrainState(), []
 
     def stop(rate: float) -> None:
         rates.append(rate)
@@ -341,10 +341,10 @@ def test_an_epoch_goes_on_where_it_was_left(updates: int) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_epoch(parts, batches(5), schedule, place, accumulate=2, on_update=stop)
-    assert (place.batches, place.updates) == (2 * updates, updates)
-    rest = Later(batches(5), place.batches)
-    got = run_epoch(parts, rest, schedule, place, accumulate=2, on_update=rates.append)
+        run_epoch(parts, batches(5), schedule, state, accumulate=2, on_update=stop)
+    assert (state.batches, state.updates) == (2 * updates, updates)
+    rest = Later(batches(5), state.batches)
+    got = run_epoch(parts, rest, schedule, state, accumulate=2, on_update=rates.append)
     assert got == want
     assert rates == pytest.approx([0.1 * share for share in (1 / 3, 2 / 3, 1)])
     for name, tensor in weights(whole).items():
@@ -378,7 +378,9 @@ def test_streams_have_no_share_of_an_epoch(smooth: bool, accumulate: int) -> Non
 
 def test_a_smooth_stream_is_refused_by_follow() -> None:
     with pytest.raises(TypeError, match="give a loader of known length"):
-        follow(toy.build("sngp").double(), DataLoader(Stream(), batch_size=10), Schedule(2, smooth=True))
+        train_with_schedule(
+            toy.build("sngp").double(), DataLoader(Stream(), batch_size=10), Schedule(2, smooth=True)
+        )
 
 
 def test_an_empty_loader_is_told() -> None:
@@ -389,7 +391,7 @@ def test_an_empty_loader_is_told() -> None:
 @pytest.mark.parametrize("at", [0, 49, 59, 99])
 def test_a_loss_that_is_no_number_is_found_at_every_fiftieth_update(at: int) -> None:
     schedule = Schedule(2, lr=0.5)
-    gradients, place = made(schedule), TrainState(epoch=2)
+    gradients, state = made(schedule), TrainState(epoch=2)
     add, count = gradients.add, iter(range(1000))
 
     def broken(*args: Any, **kwargs: Any) -> Tensor:
@@ -398,8 +400,8 @@ def test_a_loss_that_is_no_number_is_found_at_every_fiftieth_update(at: int) -> 
 
     gradients.add = broken  # type: ignore[method-assign]
     with pytest.raises(FloatingPointError, match=r"the loss is NaN in epoch 2: lower lr \(now 0.25\)"):
-        run_epoch(gradients, batches(10) * 50, schedule, place)
-    assert place.updates == (50 if at < 50 else 100)
+        run_epoch(gradients, batches(10) * 50, schedule, state)
+    assert state.updates == (50 if at < 50 else 100)
 
 
 # --- clipping -------------------------------------------------------------------------------------------

@@ -510,7 +510,7 @@ def test_the_batches_of_the_loaders_do_not_matter() -> None:
 
 def test_held_out_data_in_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     _, whole = fitted("sngp")
-    monkeypatch.setattr("hetsngp.posterior.calibration.CALIBRATION_ROWS", 7)
+    monkeypatch.setattr("hetsngp.posterior.calibration.CALIBRATION_BATCH_SIZE", 7)
     _, parts = fitted("sngp")
     assert parts.scale == whole.scale
     assert parts.temperature == pytest.approx(whole.temperature, rel=1e-6)

@@ -15,10 +15,9 @@ from torch import Tensor
 
 import hetsngp
 from hetsngp import fit_head
-from hetsngp.fitting import lbfgs as descent
+from hetsngp.fitting import lbfgs
 from hetsngp.fitting.tables import TrainingTable
-from hetsngp.posterior import calibration
-from hetsngp.posterior import leave_one_out as leaving
+from hetsngp.posterior import calibration, leave_one_out
 from hetsngp.posterior.calibration import (
     HeldOut,
     best_temperature,
@@ -38,8 +37,8 @@ def at_the_mode(
 ) -> hetsngp.Classifier:
     model = toy.inducing(X, method, random_features=46, **options)
     if monkeypatch is not None:
-        monkeypatch.setattr(descent, "ENOUGH", 1e-10)
-    descent.descend([model], [[(X.double(), Y, weight)]])
+        monkeypatch.setattr(lbfgs, "MIN_GAIN", 1e-10)
+    lbfgs.fit_map([model], [[(X.double(), Y, weight)]])
     return model
 
 
@@ -71,7 +70,7 @@ def test_it_is_nearly_what_a_fit_without_the_example_says(
     weight = 0.2 + 1.6 * torch.rand(N, generator=torch.Generator().manual_seed(5)).double()
     weight = weight / weight.mean() if weighted else ONES
     model = at_the_mode("sngp", weight, monkeypatch)
-    found = leaving.left_out(model, rows(weight), EVERY)
+    found = leave_one_out.leave_one_out_examples(model, rows(weight), EVERY)
     assert found is not None
     assert found.shift is not None
     with torch.no_grad():
@@ -95,7 +94,7 @@ def test_it_is_a_newton_step_of_the_loss_without_the_example() -> None:
     weight = 0.2 + torch.rand(N, generator=torch.Generator().manual_seed(5)).double()
     model = toy.inducing(X, classes=2, random_features=46, link="sigmoid", temperature=0.8)
     model.head.latent.beta.data.normal_(generator=torch.Generator().manual_seed(1))  # type: ignore[union-attr]
-    found = leaving.left_out(model, [(X.double(), labels, weight)], EVERY)
+    found = leave_one_out.leave_one_out_examples(model, [(X.double(), labels, weight)], EVERY)
     assert found is not None
     assert found.shift is not None
     phi = model.head.latent.features(X.double()).detach()  # type: ignore[union-attr, operator]
@@ -105,7 +104,7 @@ def test_it_is_a_newton_step_of_the_loss_without_the_example() -> None:
         rest[row] = 0.0
         curvature = rest * probs[:, c] * (1 - probs[:, c]) / 0.64
         hessian = (phi.mT * curvature) @ phi + torch.eye(phi.shape[1]).double()
-        slope = weight[row] * (probs[row, c] - labels[row, c]) / 0.8  # what leaving it out takes away
+        slope = weight[row] * (probs[row, c] - labels[row, c]) / 0.8  # its part of the gradient
         step = phi[row] @ torch.linalg.solve(hessian, phi[row]) * slope
         assert float(found.shift[row, c]) == pytest.approx(float(step), rel=1e-6)
 
@@ -115,7 +114,7 @@ def test_the_slope_is_that_of_the_loss(method: str) -> None:
     model = at_the_mode(method, temperature=0.7).eval()
     head: Any = model.head
     h, tau = X.double(), head.training_temperature
-    slope, curvature = leaving._slope_and_curvature(head, h, Y)
+    slope, curvature = leave_one_out._gradient_and_curvature(head, h, Y)
     step = 1e-5 * torch.eye(3, dtype=torch.float64)
     with torch.no_grad():
         for c in range(3):
@@ -128,7 +127,7 @@ def test_the_slope_is_that_of_the_loss(method: str) -> None:
     if method == "sngp":
         torch.testing.assert_close(curvature, probs * (1 - probs) / 0.49)
     else:
-        each = torch.stack([leaving._slope(head, h, torch.full_like(Y, c)) for c in range(3)], 1)
+        each = torch.stack([leave_one_out._gradient(head, h, torch.full_like(Y, c)) for c in range(3)], 1)
         torch.testing.assert_close(curvature, (probs.unsqueeze(2) * each.square()).sum(1))
 
 
@@ -137,7 +136,7 @@ def test_wide_noise_flattens_the_loss() -> None:
     model = at_the_mode("hetsngp").eval()
     head: Any = model.head
     head.noise.diagonal.bias.data.fill_(2.0)
-    _, curvature = leaving._slope_and_curvature(head, X.double(), Y)
+    _, curvature = leave_one_out._gradient_and_curvature(head, X.double(), Y)
     with torch.no_grad():
         probs = head.log_probs(X.double()).exp()
     assert float((curvature.detach() / (probs * (1 - probs))).median()) < 0.8
@@ -146,12 +145,12 @@ def test_wide_noise_flattens_the_loss() -> None:
 
 def test_the_other_likelihood_is_left_alone() -> None:
     model = at_the_mode("hetsngp", likelihood="mean_log")
-    assert leaving.left_out(model, rows(), EVERY) is None
+    assert leave_one_out.leave_one_out_examples(model, rows(), EVERY) is None
 
 
 def test_a_witness_has_its_shift_in_the_loss() -> None:
     model = at_the_mode()
-    found = leaving.left_out(model, rows(), EVERY)
+    found = leave_one_out.leave_one_out_examples(model, rows(), EVERY)
     assert found is not None
     assert found.shift is not None
     with torch.no_grad():
@@ -163,40 +162,40 @@ def test_a_witness_has_its_shift_in_the_loss() -> None:
 
 def test_long_data_keep_their_shifts_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     model = at_the_mode()
-    found = leaving.left_out(model, rows(), EVERY)
+    found = leave_one_out.leave_one_out_examples(model, rows(), EVERY)
     assert found is not None
     whole = held_out_nll(model, found, torch.tensor(1.0), posterior=False)
-    monkeypatch.setattr(calibration, "CALIBRATION_ROWS", 7)
+    monkeypatch.setattr(calibration, "CALIBRATION_BATCH_SIZE", 7)
     torch.testing.assert_close(held_out_nll(model, found, torch.tensor(1.0), posterior=False), whole)
 
 
 def test_too_many_classes_or_rows_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     model = at_the_mode()
     work = 3 * 46 * 46 * (46 + N)
-    monkeypatch.setattr(leaving, "MOST_WORK", work)
-    assert leaving.left_out(model, rows(), EVERY) is not None
-    monkeypatch.setattr(leaving, "MOST_WORK", work - 1)
-    assert leaving.left_out(model, rows(), EVERY) is None
+    monkeypatch.setattr(leave_one_out, "MAX_OPERATIONS", work)
+    assert leave_one_out.leave_one_out_examples(model, rows(), EVERY) is not None
+    monkeypatch.setattr(leave_one_out, "MAX_OPERATIONS", work - 1)
+    assert leave_one_out.leave_one_out_examples(model, rows(), EVERY) is None
 
 
 def test_an_example_with_a_copy_is_no_witness() -> None:
     table = TrainingTable(np.zeros((5, 1)), np.zeros(5), np.ones(5), np.array([3, 1, 3, 0, 2]))
-    assert table.alone.tolist() == [False, True, False, True, True]
+    assert table.unique.tolist() == [False, True, False, True, True]
     model = at_the_mode()
     alone = torch.arange(N) % 2 == 0
-    found = leaving.left_out(model, rows(), alone)
-    everyone = leaving.left_out(model, rows(), EVERY)
+    found = leave_one_out.leave_one_out_examples(model, rows(), alone)
+    everyone = leave_one_out.leave_one_out_examples(model, rows(), EVERY)
     assert found is not None
     assert everyone is not None
     assert torch.equal(found.h, X.double()[alone])
     assert torch.equal(found.y, Y[alone])
     assert torch.equal(found.shift, everyone.shift[alone])  # type: ignore[arg-type, index]
-    assert leaving.left_out(model, rows(), ~EVERY) is None
+    assert leave_one_out.leave_one_out_examples(model, rows(), ~EVERY) is None
 
 
 def test_all_witnesses_set_the_temperature_and_the_held_out_what_the_posterior_changes() -> None:
     model = at_the_mode()
-    held_out, witnesses = HeldOut(X2.double(), Y2), leaving.left_out(model, rows(), EVERY)
+    held_out, witnesses = HeldOut(X2.double(), Y2), leave_one_out.leave_one_out_examples(model, rows(), EVERY)
     assert witnesses is not None
     pairs, also = [(model, held_out)], [(model, witnesses)]
     with torch.no_grad():
@@ -237,7 +236,9 @@ def test_a_tolerance_below_zero_is_refused() -> None:
 def test_fit_head_asks_its_training_data_too() -> None:
     report = fit_head(frozen(), [(X, Y)], [(X2, Y2)])
     assert (report.held_out, report.left_out) == (120, N)
-    assert "on 120 held-out examples and 45 left out one at a time chose posterior scale" in str(report)
+    assert "on 120 held-out examples and 45 training examples by leave-one-out chose posterior scale" in str(
+        report
+    )
     twice = fit_head(frozen(), [(X, Y), (X[:5], Y[:5])], [(X2, Y2)])
     assert twice.left_out == N - 5
     assert fit_head(frozen(), [(X, Y)], None).left_out == 0
