@@ -1,4 +1,4 @@
-"""Atomic writes: a file is on disk whole or not at all, whenever the process is interrupted."""
+"""Atomic writes: an interrupted process leaves the old file or the new one, never a part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""convert(): a classifier of any make becomes one that knows two kinds of doubt."""
+"""convert(): give an existing classifier a head with data uncertainty and model uncertainty."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ from hetsngp.validation import check_choice, check_num_classes
 
 @dataclass(frozen=True)
 class Conversion:
-    """What ``convert`` found and did; ``print(model.conversion)`` tells it in a sentence."""
+    """Report of ``convert``; ``print(model.conversion)`` says it in a sentence."""
 
     network: str
-    """The network's class."""
+    """Class of the network."""
     classifier: str | None
-    """The layer that was replaced; None: the network returned features already."""
+    """Layer that was replaced; None: the network returned features already."""
     num_features: int
-    """D, what that layer was given."""
+    """Width D of the input of that layer."""
     num_outputs: int
-    """K, what it gave."""
+    """Width of the output of that layer."""
     num_classes: int
-    """K of the new head."""
+    """Number of classes K of the new head."""
     method: str
     frozen: bool
     kept_readout: bool
-    """Whether the head took that layer's weights over."""
+    """Whether the head starts with the weights of that layer."""
     num_bounded: int = 0
-    """Layers that are bounded spectrally."""
+    """Number of layers with a spectral bound."""
     bounds: tuple[LayerBound, ...] = ()
-    """Those of them that were measured."""
+    """Bounds that were measured."""
     asked_bound: float | None = None
-    """c before any was raised."""
+    """Bound c before any was raised."""
 
     @property
     def raised(self) -> tuple[LayerBound, ...]:
-        """Layers whose own σ needs more than the bound that was asked for."""
+        """Layers whose σ is larger than the bound that was asked for."""
         asked = self.asked_bound or float("inf")
         return tuple(layer for layer in self.bounds if layer.sigma > asked)
 
@@ -95,24 +95,24 @@ def convert(
     generator: torch.Generator | None = None,
     **options: Unpack[BuildOptions],
 ) -> Classifier:
-    """``model`` with its last linear layer replaced by a head of ``method``; every other tensor is kept.
+    """Replace the last linear layer of ``model`` by a head of ``method``; every other tensor is kept.
 
     The layer is found by running ``example_input`` (a batch as the model takes it: a tensor, a dict, a tuple)
     and seeing which linear layer makes the logits; networks from timm, torchvision and Hugging Face need no
-    example. ``classifier`` names it instead. Where the number of classes stays and the head is linear, its
-    weights are the replaced layer's, so that nothing changes but the doubt; a GP has another form, and starts
-    anew. Methods that take several inputs at once widen the first layer: its weight is tiled and divided.
+    example. ``classifier`` names it instead. Where the number of classes stays and the head is linear, it
+    starts with the weights of the replaced layer, so that only the uncertainty changes; a GP has another form
+    and starts anew. Methods of several inputs at once widen the first layer: its weight is tiled and divided.
 
     Args:
         model: A timm, torchvision or Hugging Face classifier, or any module whose logits a linear layer
             makes.
         method: As in :func:`hetsngp.build`.
-        example_input: A batch of one row or more; its labels do not matter.
+        example_input: A batch of one example or more, without labels.
         classifier: Name of the last layer ("fc", "head.fc"), or the layer itself.
         num_classes: K of the new head; None: as many as the replaced layer has.
         freeze: Train the head alone: the rest has no gradients and stays in eval mode.
             :func:`hetsngp.fit_head` then needs the features only once.
-        copy: Leave ``model`` as it is; False takes it over and saves the memory.
+        copy: Leave ``model`` unchanged; False changes it in place and saves the memory.
         generator: Draws the initial values of the head.
         **options: Those of :class:`hetsngp.models.options.BuildOptions`. Convolutional networks and MLPs are
             bounded spectrally where the method asks for it, transformers are not; ``spectral_bound`` sets the
@@ -161,7 +161,7 @@ def convert(
         frozen=freeze,
         kept_readout=_keep_readout(made, layer),
         num_bounded=len(bounded_layers(network)),
-        bounds=_settle(made, example),
+        bounds=_measured_bounds(made, example),
         asked_bound=asked,
     )
     if given.get("spectral_bound") is not None and made.conversion.raised:
@@ -169,23 +169,23 @@ def convert(
     return made
 
 
-def strip(network: nn.Module, description: dict[str, Any]) -> nn.Module:
-    """A network of the user's as a saved model described its backbone: without its last layer, if it was."""
-    stripped = description.get("extractor")
-    if stripped is None or isinstance(network, Extractor):
+def strip_classifier(network: nn.Module, description: dict[str, Any]) -> nn.Module:
+    """Remove the last layer of a user's network, if the description of the saved backbone says so."""
+    extractor = description.get("extractor")
+    if extractor is None or isinstance(network, Extractor):
         return network
     source = {name: value for name, value in description.items() if name != "extractor"}
     try:
-        return Extractor(network, source=source, **stripped)
+        return Extractor(network, source=source, **extractor)
     except AttributeError as error:
         raise ValueError(
-            f"{type(network).__name__} has no layer {stripped['classifier']!r}, which a head had replaced: "
+            f"{type(network).__name__} has no layer {extractor['classifier']!r}, which a head had replaced: "
             f"give the network as it was before hetsngp.convert ({error})"
         ) from error
 
 
 def _check_network(model: Any, classifier: Any) -> tuple[nn.Module, str | None]:
-    """The network itself, and the name of the layer that was pointed out."""
+    """Unwrap the network, and return it with the name of the layer that was given."""
     if isinstance(model, Classifier | Ensemble):
         raise TypeError(
             "this model has a head of ours already: convert the network it was made from, or fit another "
@@ -194,7 +194,7 @@ def _check_network(model: Any, classifier: Any) -> tuple[nn.Module, str | None]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"convert takes a torch.nn.Module, got {type(model).__name__}")
     network: Any = model
-    while type(network).__module__.startswith("torch."):  # of torch.compile, and of DataParallel and its kin
+    while type(network).__module__.startswith("torch."):  # torch.compile, DataParallel and similar wrappers
         inner = network._modules.get("_orig_mod", network._modules.get("module"))
         if inner is None:
             break
@@ -231,7 +231,7 @@ def _check_classes(network: nn.Module, last: LastLayer, num_classes: int | None)
 
 @torch.no_grad()
 def _keep_readout(model: Classifier, layer: nn.Module | None) -> bool:
-    """Let a linear head begin with the weights of the layer it replaces, if they are for the same classes."""
+    """Copy the weights of the replaced layer into a linear head, if they are for the same classes."""
     latent = getattr(model.head, "latent", None)
     if not isinstance(latent, LinearLatent) or layer is None or not is_linear(layer):
         return False
@@ -244,8 +244,8 @@ def _keep_readout(model: Classifier, layer: nn.Module | None) -> bool:
     return True
 
 
-def _settle(model: Classifier, example: Any) -> tuple[LayerBound, ...]:
-    """Measure what is bounded, if there is something to run; else the first training pass does."""
+def _measured_bounds(model: Classifier, example: Any) -> tuple[LayerBound, ...]:
+    """Measure the norms of bounded layers on ``example``; without one the first training pass does."""
     if example is None:
         return ()
     network = model.backbone.network

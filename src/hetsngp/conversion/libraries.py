@@ -1,5 +1,5 @@
-"""What we know of networks from timm, torchvision and Hugging Face: an input for them, their last layer, and
-how to construct them again. None of these packages is imported before a network of theirs is there.
+"""Networks from timm, torchvision and Hugging Face: an example input, their last layer, and how to construct
+them again. None of these packages is imported unless a network of theirs is converted or loaded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LIBRARIES = ("timm", "torchvision", HUGGING_FACE)
 
 
 def library_of(network: nn.Module) -> str | None:
-    """The package a network comes from, by its classes' modules; None: somebody's own."""
+    """Package that a network comes from, by the modules of its classes; None: another."""
     if hasattr(network, "config") and any(c.__name__ == "PreTrainedModel" for c in type(network).__mro__):
         return HUGGING_FACE
     package = type(network).__module__.partition(".")[0]
@@ -27,7 +27,7 @@ def library_of(network: nn.Module) -> str | None:
 
 
 def example_for(network: nn.Module) -> Any:
-    """Two rows of an input that ``network`` should be able to take, or None where that is not known."""
+    """Two examples that ``network`` should be able to take; None where that is not known."""
     library = library_of(network)
     if library == HUGGING_FACE:
         return _hugging_face_example(network)
@@ -57,13 +57,13 @@ def _noise(*shape: int) -> torch.Tensor:
 
 
 def _channels(network: nn.Module, usual: int) -> int:
-    """Of the images it takes: those of its first convolution."""
+    """Number of channels of the images: those of the first convolution."""
     first = next((m for m in network.modules() if isinstance(m, nn.Conv2d)), None)
     return usual if first is None else first.in_channels
 
 
 def last_layer_of(network: nn.Module) -> str | None:
-    """The name of the last layer, where the library says which it is.
+    """Name of the last layer, where the library says which it is.
 
     timm does (its ``num_features`` is the width before a head's hidden layers, so it is not that). An
     nn.Identity there means that the network already returns features.
@@ -77,10 +77,10 @@ def last_layer_of(network: nn.Module) -> str | None:
 
 
 def default_options(network: nn.Module) -> dict[str, Any]:
-    """Options of ``build`` that the network's own configuration decides."""
+    """Options of ``build`` that the configuration of the network decides."""
     if library_of(network) == HUGGING_FACE:
-        several = getattr(network.config, "problem_type", None) == "multi_label_classification"
-        return {"link": "sigmoid"} if several else {}
+        multi_label = getattr(network.config, "problem_type", None) == "multi_label_classification"
+        return {"link": "sigmoid"} if multi_label else {}
     return {}
 
 
@@ -88,9 +88,8 @@ def default_options(network: nn.Module) -> dict[str, Any]:
 
 
 def describe(network: nn.Module) -> dict[str, Any] | None:
-    """``{"name": library, "config": {...}}``, from which :func:`construct` makes the same network; or None.
-
-    The same: every module, setting and shape, compared without allocating weights where that is possible.
+    """Describe a network as ``{"name": library, "config": {...}}``, or None where :func:`construct` would not
+    make the same network: every module, setting and shape is compared, without weights where possible.
     """
     library = library_of(network)
     if library is None:
@@ -106,7 +105,7 @@ def describe(network: nn.Module) -> dict[str, Any] | None:
 
 
 def construct(source: dict[str, Any]) -> nn.Module:
-    """The network that was described, with initial values of its own making."""
+    """Construct the network that was described, with random initial values."""
     name, config = source["name"], source["config"]
     try:
         with torch.random.fork_rng(devices=[]):
@@ -119,7 +118,7 @@ def construct(source: dict[str, Any]) -> nn.Module:
 
 
 def outline(source: dict[str, Any]) -> nn.Module:
-    """The same without data, where the library can do that."""
+    """Construct the network on the meta device, without data, where the library can do that."""
     with contextlib.suppress(Exception), torch.device("meta"):
         return construct(source)
     return construct(source)

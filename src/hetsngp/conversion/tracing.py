@@ -1,4 +1,4 @@
-"""Which layer makes a network's logits: found by running it, not by the names of its layers."""
+"""Location of the layer that makes a network's logits: by running the network, not by names of layers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LISTED = 8
 
 @dataclass(frozen=True)
 class LastLayer:
-    """The layer that makes the logits, by name, and how its input is to be had (:class:`Extractor`).
+    """Layer that makes the logits, by name, and how :class:`Extractor` gets its input.
 
     ``name`` None: the network has none, and returns features already.
     """
@@ -36,13 +36,13 @@ class LastLayer:
 
 @dataclass(frozen=True)
 class Call:
-    """A linear layer as it was called."""
+    """Call of a linear layer."""
 
     name: str
     input: Tensor
     output: Tensor
     times: int = 1
-    """How often; input and output are those of the last time."""
+    """Number of calls; input and output are those of the last one."""
 
     def num_outputs(self, network: nn.Module) -> int:
         return self.output.shape[_dim(network, self.name)]
@@ -52,20 +52,20 @@ class Call:
 
 
 class ClassifierNotFoundError(ValueError):
-    """No layer, or more than one, was seen to make the logits."""
+    """No layer, or more than one, makes the logits."""
 
 
 def find_last_layer(network: nn.Module, example: Any, named: str | None = None) -> LastLayer:
-    """The linear layer whose output is the network's: (B, K) logits, or a softmax or sigmoid of them.
+    """Find the linear layer whose output is the network's: (B, K) logits, or a softmax or sigmoid of them.
 
     The network runs on ``example`` in eval mode with a hook on every linear layer. A layer makes the logits
-    if adding a vector c to what it returns adds c to them; that holds through pooling and the choice of a
-    token too. ``named``: the layer, from a caller who knows; any module with a tensor in and a tensor out.
+    if adding a vector c to its output adds c to them; that holds through pooling and the choice of a token
+    too. ``named``: name of the layer, if the caller knows it; any module from a tensor to a tensor.
     """
     with evaluating(network):
         output, calls = traced(network, example, named)
         if named is not None:
-            return _taken_at_its_word(network, example, named, calls, output)
+            return _named_layer(network, example, named, calls, output)
         fits = [c for c in calls if output.dim() == 2 and c.num_outputs(network) == output.shape[1]]
         found = [c for c in fits if makes_logits(network, example, c.name, output)]
         if len(found) == 1:
@@ -80,7 +80,7 @@ def find_last_layer(network: nn.Module, example: Any, named: str | None = None) 
 
 
 def returned_features(network: nn.Module, example: Any) -> LastLayer:
-    """Of a network without a last layer: what it returns."""
+    """Features that a network without a last layer returns."""
     with evaluating(network):
         h = flat(logits_of(call(network, example)))
     if h.dim() != 2:
@@ -92,7 +92,7 @@ def returned_features(network: nn.Module, example: Any) -> LastLayer:
 
 
 def in_precision(x: Any, dtype: torch.dtype) -> Any:
-    """The batch with its floating-point tensors in ``dtype``."""
+    """Convert the floating-point tensors of a batch to ``dtype``."""
     if isinstance(x, Mapping):
         return {name: in_precision(value, dtype) for name, value in x.items()}
     if isinstance(x, tuple | list):
@@ -101,25 +101,25 @@ def in_precision(x: Any, dtype: torch.dtype) -> Any:
 
 
 def traced(network: nn.Module, example: Any, also: str | None = None) -> tuple[Tensor, list[Call]]:
-    """The logits for ``example``, and the last call of each linear layer and of ``also``, in order."""
+    """Logits for ``example``, and the last call of each linear layer and of ``also``, in order."""
     calls: dict[str, Call] = {}
 
-    def noting(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def note(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def recorder(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def record(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
                 before = calls.pop(name, None)
                 calls[name] = Call(name, args[0], output, 1 if before is None else before.times + 1)
 
-        return note
+        return record
 
     wanted = [n for n, layer in network.named_modules() if isinstance(layer, LINEAR) or n == also]
-    with hooks([(network.get_submodule(name), noting(name)) for name in wanted]):
+    with hooks([(network.get_submodule(name), recorder(name)) for name in wanted]):
         output = logits_of(call(network, example))
     return flat(output), list(calls.values())
 
 
 def makes_logits(network: nn.Module, example: Any, name: str, output: Tensor) -> bool:
-    """Whether c added to the output of layer ``name`` is c added to the logits."""
+    """Whether adding c to the output of layer ``name`` adds c to the logits."""
     layer = network.get_submodule(name)
     shift = torch.randn(output.shape[1], generator=torch.Generator().manual_seed(0)).to(output)
     along = shift.view(-1, *[1] * (2 if isinstance(layer, nn.Conv2d) else 1)) if _is_conv(layer) else shift
@@ -135,7 +135,7 @@ def makes_logits(network: nn.Module, example: Any, name: str, output: Tensor) ->
 
 
 def _shifted_outputs(output: Tensor, shift: Tensor) -> Iterator[Tensor]:
-    """What the output becomes if it is logits, their log-softmax, softmax, or sigmoid."""
+    """Output after the shift, if it is logits, their log-softmax, softmax, or sigmoid."""
     yield output + shift
     yield F.log_softmax(output + shift, 1)
     if bool((output >= 0).all()):
@@ -143,7 +143,7 @@ def _shifted_outputs(output: Tensor, shift: Tensor) -> Iterator[Tensor]:
         yield torch.sigmoid(torch.logit(output) + shift)
 
 
-def _taken_at_its_word(
+def _named_layer(
     network: nn.Module, example: Any, name: str, calls: Sequence[Call], output: Tensor
 ) -> LastLayer:
     called = {c.name: c for c in calls}
@@ -156,7 +156,7 @@ def _taken_at_its_word(
 
 
 def _located(network: nn.Module, example: Any, found: Call, output: Tensor) -> LastLayer:
-    """How the layer's input can be had: (B, D) from the network's own output, or from the layer's place."""
+    """Decide how to get the layer's input (B, D): from the output of the network, or from the layer."""
     dim = _dim(network, found.name)
     width, outputs = found.input.shape[dim], found.output.shape[dim]
     layer = network.get_submodule(found.name)
@@ -164,8 +164,8 @@ def _located(network: nn.Module, example: Any, found: Call, output: Tensor) -> L
     last = LastLayer(found.name, width, outputs, "output")
     own = flat(found.input)
     if passed is not None and passed.shape == (len(output), width):
-        # A layer may be called on every token or pixel, or more than once: then what comes out must be a
-        # choice or a mean of what it was given.
+        # A layer may be called on every token or pixel, or more than once: then the output must be a
+        # selection or a mean of its inputs.
         if found.times == 1 and own.dim() == 2 and torch.equal(passed, own):
             return last
         if is_linear(layer) and torch.allclose(_applied(layer, passed), output, rtol=1e-3, atol=1e-3):
@@ -180,7 +180,7 @@ def _located(network: nn.Module, example: Any, found: Call, output: Tensor) -> L
 
 
 def _output_without(network: nn.Module, example: Any, name: str) -> Tensor | None:
-    """The output when the layer passes its input on; None where the network cannot go on with that."""
+    """Output of the network if the layer returns its input; None where the network cannot use that."""
     layer = network.get_submodule(name)
     try:
         changed = replace_layer(network, name, Passage())
@@ -202,7 +202,7 @@ def _is_conv(layer: nn.Module) -> bool:
 
 
 def is_linear(layer: nn.Module) -> bool:
-    """Whether it acts on each vector alone, as Wx + b: a linear layer, or a convolution with a kernel of size
+    """Whether the layer maps each vector to Wx + b: a linear layer, or a convolution with a kernel of size
     one; exact types only, since a subclass may use its weight in another way.
     """
     if type(layer) not in LINEAR:
@@ -213,13 +213,13 @@ def is_linear(layer: nn.Module) -> bool:
 
 
 def _dim(network: nn.Module, name: str) -> int:
-    """The dimension of features and logits in the layer's input and output."""
+    """Dimension of features and logits in the layer's input and output."""
     return 1 if _is_conv(network.get_submodule(name)) else -1
 
 
 @contextmanager
 def hooks(pairs: Iterable[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
-    """Forward hooks for the time of the block."""
+    """Context with forward hooks."""
     handles = [module.register_forward_hook(hook) for module, hook in pairs]
     try:
         yield
@@ -229,7 +229,7 @@ def hooks(pairs: Iterable[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[Non
 
 
 def example_batch(network: nn.Module, given: Any) -> Any:
-    """A batch on the network's device and in its precision, or None."""
+    """Example batch on the network's device and in its precision; None: there is none."""
     example = libraries.example_for(network) if given is None else given
     if example is None:
         return None
@@ -239,7 +239,7 @@ def example_batch(network: nn.Module, given: Any) -> Any:
 
 
 def locate_last_layer(network: nn.Module, named: str | None, example: Any, *, given: bool) -> LastLayer:
-    """The layer a head is to replace: the one that was named, or that its library or a trial run points out.
+    """Locate the layer that a head is to replace: by name, by its library, or by a trial run.
 
     ``given``: whether the example is the user's, or one of the usual shape.
     """
@@ -251,7 +251,7 @@ def locate_last_layer(network: nn.Module, named: str | None, example: Any, *, gi
             'classifier="..."'
         )
     if example is None:
-        return _unseen(network, named)
+        return _untraced_layer(network, named)
     try:
         if named is not None and isinstance(network.get_submodule(named), nn.Identity):
             return returned_features(network, example)
@@ -269,11 +269,11 @@ def locate_last_layer(network: nn.Module, named: str | None, example: Any, *, gi
                 f"{type(network).__name__} did not take an input of the usual shape ({error}): give a batch "
                 "of yours, example_input=..."
             ) from error
-        return _unseen(network, named)
+        return _untraced_layer(network, named)
 
 
-def _unseen(network: nn.Module, name: str | None) -> LastLayer:
-    """The layer as it stands, without having seen it called."""
+def _untraced_layer(network: nn.Module, name: str | None) -> LastLayer:
+    """Describe a linear layer by its attributes, without a trial run."""
     assert name is not None
     layer = network.get_submodule(name)
     if isinstance(layer, nn.Linear):

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 
 from hetsngp.evaluation.cache import code_fingerprint
 from hetsngp.evaluation.predictions import EvaluationBatches
-from hetsngp.models.loaders import num_batches
+from hetsngp.models.loader_counts import num_batches
 
 DECIDES = (
     "hetsngp.evaluation.set_evaluation",

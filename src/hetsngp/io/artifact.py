@@ -1,7 +1,8 @@
-"""save() and load(): a folder with ``config.json`` and one safetensors file. Nothing is ever unpickled.
+"""save() and load(): a folder with ``config.json`` and one safetensors file. Nothing is unpickled.
 
 ``config.json`` says how to build the model, or each member of an ensemble; member i has the tensors named
-``members.i.<name>``. :mod:`hetsngp.io.storage` writes and reads the files, :mod:`hetsngp.io.artifact` checks them.
+``members.i.<name>``. :mod:`hetsngp.io.storage` reads and writes the files; :class:`SavedModel` checks that
+their content is a model before any memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetsngp.conversion.conversion import strip
+from hetsngp.conversion.conversion import strip_classifier
 from hetsngp.conversion.libraries import LIBRARIES, construct
 from hetsngp.io import storage
 from hetsngp.io.storage import CONFIG, ArtifactError
@@ -29,174 +30,19 @@ from hetsngp.nn.backbones import BACKBONES
 from hetsngp.nn.spectral_cache import DIRECTION
 
 _MEMBER = re.compile(r"members\.(0|[1-9][0-9]{0,5})\.(.+)")
-# Sizes a method may have in its options without using them, whatever the weights are. Several inputs widen
-# the first layer that many times, and the random numbers for it are drawn in memory.
-_FINE, _FINE_MEMBERS = 2**14, 2**6
-# Numbers among the options that make nothing larger.
+# Largest sizes that options may have without a tensor of that size: a method may not use them. Several inputs
+# widen the first layer that many times, and the random numbers for it are drawn in memory.
+_MAX_UNUSED_SIZE, _MAX_UNUSED_MEMBERS = 2**14, 2**6
+# Options that are numbers but no sizes.
 _NO_SIZES = {"num_samples", "dataset_size", "batch_repetition"}
 
-
-def describe(model: Classifier) -> dict[str, Any]:
-    """How to build the model again: its entry in the config."""
-    return {
-        "model": {**model.config, "dataset_size": model.dataset_size},
-        "calibration": model.calibration,
-        "trained_since_fit": model._trained_since_fit,
-    }
-
-
-@dataclass
-class SavedModel:
-    """A model, or a whole ensemble, as it was found: its entry in the config and its tensors."""
-
-    entry: Any
-    tensors: dict[str, Tensor]
-    folder: Path
-    name: str = ""
-    """Which of several, for messages."""
-
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Whatever a damaged config leads to in here is an error that says so."""
-        try:
-            yield
-        except ArtifactError:
-            raise
-        except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
-            file = self.folder / CONFIG
-            raise ArtifactError(f"{file} does not describe a model: {self.name}{error}") from error
-
-    def members(self) -> list[SavedModel]:
-        """The members of an ensemble; every tensor belongs to one of them."""
-        entries = self.entry["members"]
-        if not isinstance(entries, list) or not entries or "model" in self.entry:
-            raise ValueError("members must be a list of at least one, and there is no model beside them")
-        tensors: list[dict[str, Tensor]] = [{} for _ in entries]
-        for name, tensor in self.tensors.items():
-            match = _MEMBER.fullmatch(name)
-            if match is None or int(match[1]) >= len(entries):
-                raise self.misfit(f"unexpected [{name!r}] for {len(entries)} members")
-            tensors[int(match[1])][match[2]] = tensor
-        return [
-            SavedModel(entry, tensors[i], self.folder, f"member {i + 1}: ") for i, entry in enumerate(entries)
-        ]
-
-    @property
-    def is_known(self) -> bool:
-        """Whether we can construct its backbone."""
-        return self.entry["model"]["backbone"]["name"] in (*BACKBONES, *LIBRARIES)
-
-    def outline(self, network: nn.Module | None) -> Classifier:
-        """The model on the meta device, which holds no data: a damaged config must not ask for a terabyte.
-
-        It has the shapes of the saved tensors, or there is an error.
-        """
-        self._check_sizes()
-        with torch.device("meta"):
-            outline = self.build(None if network is None else without_data(network))
-        self._check_shapes(outline)
-        return outline
-
-    def _check_sizes(self) -> None:
-        """Refuse sizes and depths that no network with these weights has, before anything loops over them."""
-        largest = max([len(self.tensors), *(size for t in self.tensors.values() for size in t.shape)])
-        model = self.entry["model"]
-        options = model["options"]
-        if not isinstance(options, dict):
-            raise TypeError(f"options is {options!r}")
-        sizes = {"num_classes": model["num_classes"]}
-        sizes |= {name: value for name, value in options.items() if name not in _NO_SIZES}
-        sizes |= model["backbone"]["config"] if model["backbone"]["name"] in BACKBONES else {}
-        for name, value in sizes.items():
-            fine = _FINE_MEMBERS if name == "num_members" else _FINE
-            if isinstance(value, int) and value > max(fine, largest):
-                raise ValueError(f"{name} is {value}, far more than the saved weights have")
-
-    def build(self, network: nn.Module | None = None) -> Classifier:
-        """The model without its weights, on a ``network`` that was given for a backbone that is not ours."""
-        saved = self.entry["model"]
-        backbone = saved["backbone"]
-        network = strip(self._construct(backbone) if network is None else network, backbone)
-        model = build(saved["method"], network, saved["num_classes"], **saved["options"])
-        model.dataset_size = saved["dataset_size"]
-        model.config["backbone"] = backbone
-        model.config["given"] = list(saved.get("given", saved["options"]))
-        model.calibration = self.entry["calibration"]
-        model._trained_since_fit = bool(self.entry["trained_since_fit"])
-        return model
-
-    def _construct(self, backbone: dict[str, Any]) -> nn.Module:
-        if backbone["name"] in BACKBONES:
-            return BACKBONES[backbone["name"]](**backbone["config"])
-        if backbone["name"] in LIBRARIES:
-            return construct(backbone)
-        kind = backbone.get("class", "a network of your own")
-        raise ArtifactError(
-            f"{self.name or 'this model: '}its backbone is {kind!r}, which hetsngp cannot rebuild: "
-            "pass a freshly constructed one, hetsngp.load(path, backbone=MyNetwork())"
-        )
-
-    def _check_shapes(self, outline: Classifier) -> None:
-        """The file holds what the described network needs. Buffers that start empty take any shape."""
-        expected = {name: tuple(t.shape) for name, t in outline.state_dict().items()}
-        found = {name: tuple(t.shape) for name, t in self.tensors.items()}
-        missing = [name for name in expected if name not in found]
-        unexpected = [name for name in found if name not in expected]
-        other = [
-            f"{name} {found[name]} for {shape}"
-            for name, shape in expected.items()
-            if name in found and 0 not in shape and found[name] != shape
-        ]
-        if missing or unexpected or other:
-            raise self.misfit(f"missing {missing[:3]}, unexpected {unexpected[:3]}, wrong shape {other[:3]}")
-
-    def fill(self, model: Classifier) -> Classifier:
-        """Copy the saved tensors in; the model takes their precision."""
-        head = (t.dtype for name, t in self.tensors.items() if name.startswith("head."))
-        floating = [dtype for dtype in head if dtype.is_floating_point]
-        if floating and all(dtype == torch.float64 for dtype in floating):
-            model.double()
-        for name, own in (*model.named_parameters(), *model.named_buffers()):
-            saved = self.tensors.get(name, own)
-            if saved.dtype != own.dtype and saved.is_floating_point() and own.is_floating_point():
-                own.data = own.data.to(saved.dtype)
-        try:
-            missing, unexpected = model.load_state_dict(self.tensors, strict=False)
-        except RuntimeError as error:
-            raise self.misfit(str(error)) from error
-        if missing or unexpected:
-            raise self.misfit(f"missing {missing[:3]}, unexpected {unexpected[:3]}")
-        return model
-
-    def misfit(self, what: str) -> ArtifactError:
-        """The error for tensors of another network."""
-        hint = "is backbone= the same architecture?"
-        if self.name:
-            hint += " For members of several architectures give a list, backbone=[MyNetwork(), Another()]"
-        return ArtifactError(
-            f"the weights in {self.folder} do not fit the network they are loaded into: "
-            f"{self.name}{what}; {hint}"
-        )
-
-
-def without_data(network: nn.Module) -> nn.Module:
-    """A copy on the meta device; the network itself where it cannot be copied."""
-    try:
-        memo: dict[int, Any] = {id(b): b.to("meta") for b in network.buffers()}
-        for p in network.parameters():
-            memo[id(p)] = nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad)
-        return copy.deepcopy(network, memo)
-    except Exception:
-        return network
-
-
 Networks = nn.Module | Sequence[nn.Module | None] | None
-"""Backbones that are not ours, as :func:`load` takes them."""
+"""Backbones of the user, as :func:`load` takes them."""
 
 
 def save(model: Classifier | Ensemble, path: str | os.PathLike[str]) -> None:
-    """Write a model, or an ensemble with all its members, into the folder ``path``, atomically; what was
-    saved there before is replaced.
+    """Write a model, or an ensemble with all its members, into the folder ``path``, atomically; a model that
+    was saved there before is replaced.
 
     >>> import hetsngp, tempfile
     >>> from hetsngp.nn.backbones import ResidualMLP
@@ -224,33 +70,33 @@ def save(model: Classifier | Ensemble, path: str | os.PathLike[str]) -> None:
 def load(
     path: str | os.PathLike[str], backbone: Networks = None, *, device: str | torch.device = "cpu"
 ) -> Classifier | Ensemble:
-    """The model or the ensemble saved in ``path``, in eval mode.
+    """Load the model or the ensemble saved in ``path``, in eval mode.
 
-    A backbone that is not ours is given as ``backbone``: a freshly constructed network of the same
-    architecture; its weights are overwritten. For an ensemble it is copied for each member that needs it, or
-    it is a list with a network for each member, None for those with a backbone of ours.
+    A backbone that this package cannot construct is given as ``backbone``: a freshly constructed network of
+    the same architecture; its weights are overwritten. For an ensemble it is copied for each member that
+    needs it, or it is a list with a network for each member, None for those that need none.
     """
     _check_networks(backbone)
     config, tensors = storage.read(Path(path))
-    whole, alone = SavedModel(config, tensors, Path(path)), "members" not in config
-    with whole.reading():
-        parts = [whole] if alone else whole.members()
-    _check_count(backbone, None if alone else len(parts))
-    for_all = not alone and isinstance(backbone, nn.Module)
+    saved, is_ensemble = SavedModel(config, tensors, Path(path)), "members" in config
+    with saved.errors_named():
+        members = saved.members() if is_ensemble else [saved]
+    _check_count(backbone, len(members) if is_ensemble else None)
+    share_network = is_ensemble and isinstance(backbone, nn.Module)
     networks, outlines = [], []
-    for i, part in enumerate(parts):
-        with part.reading():
+    for i, member in enumerate(members):
+        with member.errors_named():
             given = backbone[i] if isinstance(backbone, Sequence) else backbone
-            networks.append(None if for_all and part.is_known else given)
-            outlines.append(part.outline(networks[i]))
-    with whole.reading():
-        if not alone:
+            networks.append(None if share_network and member.is_known else given)
+            outlines.append(member.outline(networks[i]))
+    with saved.errors_named():
+        if is_ensemble:
             Ensemble(outlines)  # refuses members that do not belong together
         models = [
-            part.fill(part.build(_copy(network) if for_all else network))
-            for part, network in zip(parts, networks, strict=True)
+            member.fill(member.build(_copy(network) if share_network else network))
+            for member, network in zip(members, networks, strict=True)
         ]
-    loaded = models[0] if alone else Ensemble(models)
+    loaded = Ensemble(models) if is_ensemble else models[0]
     return loaded.to(device).eval()
 
 
@@ -266,12 +112,6 @@ def _check_model(model: Any, where: str = "") -> None:
         )
 
 
-def _tensors(model: Classifier) -> dict[str, Tensor]:
-    # Without what held bounds keep for training alone: a loaded model is not held.
-    kept = {name: t for name, t in model.state_dict().items() if name.rpartition(".")[2] != DIRECTION}
-    return {name: t.detach().cpu().contiguous().clone() for name, t in kept.items()}
-
-
 def _check_networks(backbone: Any) -> None:
     several = isinstance(backbone, Sequence) and not isinstance(backbone, str)
     for network in backbone if several else [backbone]:
@@ -283,7 +123,7 @@ def _check_networks(backbone: Any) -> None:
 
 
 def _check_count(backbone: Any, members: int | None) -> None:
-    """A list fits an ensemble of ``members``; None: there is only one model."""
+    """Check that a list of networks fits an ensemble of ``members``; None: there is only one model."""
     if backbone is None or isinstance(backbone, nn.Module):
         return
     if members is None:
@@ -301,6 +141,21 @@ def _check_count(backbone: Any, members: int | None) -> None:
         )
 
 
+def _tensors(model: Classifier) -> dict[str, Tensor]:
+    # Without buffers of the spectral cache, which only training uses.
+    state = {name: t for name, t in model.state_dict().items() if name.rpartition(".")[2] != DIRECTION}
+    return {name: t.detach().cpu().contiguous().clone() for name, t in state.items()}
+
+
+def describe(model: Classifier) -> dict[str, Any]:
+    """Entry of the model in the config: how to build it again."""
+    return {
+        "model": {**model.config, "dataset_size": model.dataset_size},
+        "calibration": model.calibration,
+        "trained_since_fit": model._trained_since_fit,
+    }
+
+
 def _copy(network: nn.Module | None) -> nn.Module | None:
     try:
         return copy.deepcopy(network)
@@ -308,3 +163,150 @@ def _copy(network: nn.Module | None) -> nn.Module | None:
         raise ArtifactError(
             f"backbone cannot be copied for each member: give a list with a network for each ({error})"
         ) from error
+
+
+@dataclass
+class SavedModel:
+    """Saved content of a model, or of an ensemble: its entry in the config and its tensors."""
+
+    entry: Any
+    tensors: dict[str, Tensor]
+    folder: Path
+    name: str = ""
+    """Name of the member, for messages."""
+
+    @contextmanager
+    def errors_named(self) -> Iterator[None]:
+        """Context in which errors that a damaged config leads to become an :class:`ArtifactError`."""
+        try:
+            yield
+        except ArtifactError:
+            raise
+        except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+            file = self.folder / CONFIG
+            raise ArtifactError(f"{file} does not describe a model: {self.name}{error}") from error
+
+    def members(self) -> list[SavedModel]:
+        """Split an ensemble into its members; every tensor belongs to one of them."""
+        entries = self.entry["members"]
+        if not isinstance(entries, list) or not entries or "model" in self.entry:
+            raise ValueError("members must be a list of at least one, and there is no model beside them")
+        tensors: list[dict[str, Tensor]] = [{} for _ in entries]
+        for name, tensor in self.tensors.items():
+            match = _MEMBER.fullmatch(name)
+            if match is None or int(match[1]) >= len(entries):
+                raise self.mismatch(f"unexpected [{name!r}] for {len(entries)} members")
+            tensors[int(match[1])][match[2]] = tensor
+        return [
+            SavedModel(entry, tensors[i], self.folder, f"member {i + 1}: ") for i, entry in enumerate(entries)
+        ]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the backbone can be constructed from the config."""
+        return self.entry["model"]["backbone"]["name"] in (*BACKBONES, *LIBRARIES)
+
+    def outline(self, network: nn.Module | None) -> Classifier:
+        """Build the model on the meta device, without data: a damaged config must not ask for a terabyte.
+
+        Its shapes are those of the saved tensors; otherwise an error is raised.
+        """
+        self._check_sizes()
+        with torch.device("meta"):
+            outline = self.build(None if network is None else _on_meta_device(network))
+        self._check_shapes(outline)
+        return outline
+
+    def _check_sizes(self) -> None:
+        """Refuse sizes and depths that no network with these weights has, before anything loops over them."""
+        largest = max([len(self.tensors), *(size for t in self.tensors.values() for size in t.shape)])
+        model = self.entry["model"]
+        options = model["options"]
+        if not isinstance(options, dict):
+            raise TypeError(f"options is {options!r}")
+        sizes = {"num_classes": model["num_classes"]}
+        sizes |= {name: value for name, value in options.items() if name not in _NO_SIZES}
+        sizes |= model["backbone"]["config"] if model["backbone"]["name"] in BACKBONES else {}
+        for name, value in sizes.items():
+            unused = _MAX_UNUSED_MEMBERS if name == "num_members" else _MAX_UNUSED_SIZE
+            if isinstance(value, int) and value > max(unused, largest):
+                raise ValueError(f"{name} is {value}, far more than the saved weights have")
+
+    def build(self, network: nn.Module | None = None) -> Classifier:
+        """Build the model without its weights, on ``network`` if that is given."""
+        saved = self.entry["model"]
+        backbone = saved["backbone"]
+        network = strip_classifier(self._construct(backbone) if network is None else network, backbone)
+        model = build(saved["method"], network, saved["num_classes"], **saved["options"])
+        model.dataset_size = saved["dataset_size"]
+        model.config["backbone"] = backbone
+        model.config["given"] = list(saved.get("given", saved["options"]))
+        model.calibration = self.entry["calibration"]
+        model._trained_since_fit = bool(self.entry["trained_since_fit"])
+        return model
+
+    def _construct(self, backbone: dict[str, Any]) -> nn.Module:
+        if backbone["name"] in BACKBONES:
+            return BACKBONES[backbone["name"]](**backbone["config"])
+        if backbone["name"] in LIBRARIES:
+            return construct(backbone)
+        kind = backbone.get("class", "a network of your own")
+        raise ArtifactError(
+            f"{self.name or 'this model: '}its backbone is {kind!r}, which hetsngp cannot rebuild: "
+            "pass a freshly constructed one, hetsngp.load(path, backbone=MyNetwork())"
+        )
+
+    def _check_shapes(self, outline: Classifier) -> None:
+        """Check the names and shapes of the tensors. Buffers that start empty take any shape."""
+        expected = {name: tuple(t.shape) for name, t in outline.state_dict().items()}
+        found = {name: tuple(t.shape) for name, t in self.tensors.items()}
+        missing = [name for name in expected if name not in found]
+        unexpected = [name for name in found if name not in expected]
+        other = [
+            f"{name} {found[name]} for {shape}"
+            for name, shape in expected.items()
+            if name in found and 0 not in shape and found[name] != shape
+        ]
+        if missing or unexpected or other:
+            raise self.mismatch(
+                f"missing {missing[:3]}, unexpected {unexpected[:3]}, wrong shape {other[:3]}"
+            )
+
+    def fill(self, model: Classifier) -> Classifier:
+        """Copy the saved tensors into ``model``, which takes their precision."""
+        head = (t.dtype for name, t in self.tensors.items() if name.startswith("head."))
+        floating = [dtype for dtype in head if dtype.is_floating_point]
+        if floating and all(dtype == torch.float64 for dtype in floating):
+            model.double()
+        for name, own in (*model.named_parameters(), *model.named_buffers()):
+            saved = self.tensors.get(name, own)
+            if saved.dtype != own.dtype and saved.is_floating_point() and own.is_floating_point():
+                own.data = own.data.to(saved.dtype)
+        try:
+            missing, unexpected = model.load_state_dict(self.tensors, strict=False)
+        except RuntimeError as error:
+            raise self.mismatch(str(error)) from error
+        if missing or unexpected:
+            raise self.mismatch(f"missing {missing[:3]}, unexpected {unexpected[:3]}")
+        return model
+
+    def mismatch(self, what: str) -> ArtifactError:
+        """Make the error for tensors of another network."""
+        hint = "is backbone= the same architecture?"
+        if self.name:
+            hint += " For members of several architectures give a list, backbone=[MyNetwork(), Another()]"
+        return ArtifactError(
+            f"the weights in {self.folder} do not fit the network they are loaded into: "
+            f"{self.name}{what}; {hint}"
+        )
+
+
+def _on_meta_device(network: nn.Module) -> nn.Module:
+    """Copy of the network on the meta device; the network itself where it cannot be copied."""
+    try:
+        memo: dict[int, Any] = {id(b): b.to("meta") for b in network.buffers()}
+        for p in network.parameters():
+            memo[id(p)] = nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad)
+        return copy.deepcopy(network, memo)
+    except Exception:
+        return network

@@ -1,8 +1,7 @@
-"""The two files of a saved model: written whole or not at all, and read with distrust.
+"""The two files of a saved model: written atomically, and validated when they are read.
 
-``config.json`` names the weights file and its SHA-256, and replacing it (one atomic rename, after the weights
-are safely on disk) is what makes a save happen: interrupted at any moment, the folder holds the old model or
-the new one, whole.
+``config.json`` names the weights file and its SHA-256. Replacing it (one atomic rename, after the weights are
+on disk) completes a save: interrupted at any moment, the folder holds the old model or the new one.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ _MAX_CONFIG_BYTES = 2**22
 
 
 class ArtifactError(ValueError):
-    """A saved model cannot be read: damaged, foreign, or in need of something."""
+    """A saved model cannot be read: it is damaged, of another format, or needs an argument or a package."""
 
 
 def write(folder: Path, description: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Write both files into ``folder``, which is made where it is missing; those of an older model go."""
+    """Write both files into ``folder``, which is made if necessary; those of an older model are deleted."""
     if folder.exists() and not folder.is_dir():
         raise ArtifactError(f"{folder} is a file: give a folder to save into")
-    _config_text(description, "", "")  # what cannot be described is refused before anything is written
+    _config_text(description, "", "")  # an invalid description is refused before anything is written
     folder.mkdir(parents=True, exist_ok=True)
     weights = _write_weights(folder, tensors)
     text = _config_text(description, weights.name, sha256_of(weights))
@@ -43,7 +42,7 @@ def write(folder: Path, description: dict[str, Any], tensors: dict[str, Tensor])
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What :func:`write` was given."""
+    """Read the description and the tensors that :func:`write` was given."""
     config = _read_config(folder)
     return config, _read_weights(folder, config)
 
@@ -51,7 +50,7 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _config_text(description: dict[str, Any], weights: str, sha256: str) -> str:
     head = {"format": FORMAT, "version": VERSION, "weights": weights, "sha256": sha256}
     text = json.dumps({**head, **description}, indent=2, allow_nan=True)
-    if len(text) > _MAX_CONFIG_BYTES - 256:  # room for the name and the checksum; json writes ASCII only
+    if len(text) > _MAX_CONFIG_BYTES - 256:  # space for the name and the checksum; json writes ASCII only
         raise ArtifactError(
             f"{CONFIG} would have {len(text)} bytes and could not be read again: save fewer members together"
         )
@@ -81,7 +80,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def _read_weights(folder: Path, config: dict[str, Any]) -> dict[str, Tensor]:
     name = config.get("weights")
-    # Only a plain file name of our own making: a config must not point anywhere else.
+    # Only a file name as this module writes it: a config must not point anywhere else.
     if not isinstance(name, str) or not _WEIGHTS.fullmatch(name):
         raise ArtifactError(f"{folder / CONFIG} names weights {name!r}, which hetsngp.save would not write")
     file = folder / name
@@ -99,7 +98,7 @@ def _read_weights(folder: Path, config: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _write_weights(folder: Path, tensors: dict[str, Tensor]) -> Path:
-    """Write under a temporary name, then under one that its content decides."""
+    """Write a temporary file, then rename it by the checksum of its content."""
     temporary = temporary_file(folder)
     try:
         write_tensors(tensors, temporary)

@@ -1,4 +1,4 @@
-"""Classifier: the two seams ``loss`` and ``predict`` that everything else calls."""
+"""Classifier: a backbone and a head, with the methods ``loss`` and ``predict`` that everything else calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hetsngp.validation import (
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """No gradients and eval mode inside; every module gets its own mode back."""
+    """Context with eval mode and without gradients; the mode of every module is restored at the end."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -37,12 +37,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def to_device(x: Any, device: torch.device) -> Any:
-    """A batch on ``device``: a tensor, a dict of them as Hugging Face's tokenizers give, or a tuple."""
+    """Move a batch to ``device``: a tensor, a dict of them as Hugging Face's tokenizers give, or a tuple."""
     return map_batch(x, lambda part: part.to(device) if hasattr(part, "to") else part)
 
 
 def map_batch(x: Any, fn: Callable[[Any], Any]) -> Any:
-    """``fn`` of every part of a batch that is neither a dict, a list nor a tuple."""
+    """Apply ``fn`` to every element of a batch that is neither a dict, a list nor a tuple."""
     if isinstance(x, Mapping):
         return {name: map_batch(value, fn) for name, value in x.items()}
     if isinstance(x, tuple | list):
@@ -74,15 +74,15 @@ class Classifier(nn.Module):
         self.num_features = num_features
         self._dataset_size = dataset_size
         self.config = config or {}
-        """How ``build`` made this model; what ``save`` writes."""
+        """Arguments of ``build``, which ``save`` writes."""
         self.calibration: dict[str, Any] | None = None
-        """What ``fit_posterior`` chose, or None."""
+        """Temperature and posterior scale that ``fit_posterior`` chose; None: not calibrated."""
         self.conversion: Any = None
-        """What :func:`hetsngp.convert` found and did, if it made this model; not saved."""
+        """Report of :func:`hetsngp.convert`, if it made this model; not saved."""
         self._warned: set[str] = set()
         self._trained_since_fit = False
 
-    # --- seams ------------------------------------------------------------------------------------------
+    # --- training and prediction ------------------------------------------------------------------------
 
     def loss(
         self,
@@ -122,13 +122,13 @@ class Classifier(nn.Module):
     def _training_batch(
         self, x: Any, y: Tensor, weight: Tensor | None, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Features, and the labels and weights of the rows of the head that they train."""
+        """Features of the batch, and the labels and weights to train the head on them with."""
         return self._features(x), y, weight
 
     def predict(
         self, x: Any, num_samples: int | None = None, generator: torch.Generator | None = None
     ) -> Prediction:
-        """Probabilities and both kinds of doubt; the backbone runs once.
+        """Probabilities, data uncertainty and model uncertainty; the backbone runs once.
 
         Without ``generator`` the integration points are fixed: the same input gives the same answer, in any
         batch. ``num_samples`` None chooses the number of points for an error of at most 0.005.
@@ -143,8 +143,8 @@ class Classifier(nn.Module):
     def predict_probs(
         self, x: Any, num_samples: int | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
-        """``predict(x).probs`` alone: (B, K). With three classes or more the nested integral behind the split
-        of doubt is nearly all of what ``predict`` costs.
+        """Return ``predict(x).probs`` alone: (B, K). With three classes or more the nested integral that
+        splits the uncertainty is nearly all of the cost of ``predict``.
         """
         self._check_prediction(x, num_samples)
         with evaluating(self):
@@ -161,7 +161,7 @@ class Classifier(nn.Module):
             self._warn_once(_STALE, stacklevel=4)
 
     def forward(self, x: Any) -> Tensor:
-        """log-probabilities (B, K) at the posterior mode, so ``cross_entropy(model(x), y)`` trains.
+        """Log-probabilities (B, K) at the MAP estimate, so ``cross_entropy(model(x), y)`` trains.
 
         That loss has no prior; ``model.loss`` has. Under ``link="sigmoid"`` these are log-odds, for
         ``binary_cross_entropy_with_logits``.
@@ -169,10 +169,10 @@ class Classifier(nn.Module):
         h = self._features(x)
         return self._in_full_precision(h, self.head.log_probs)
 
-    # --- pieces -----------------------------------------------------------------------------------------
+    # --- latent, utility and state ----------------------------------------------------------------------
 
     def on_features(self) -> Classifier:
-        """The same head as a classifier of features h (B, D), for what went through the backbone before."""
+        """Classifier of features h (B, D) with the same head, for inputs whose features are known."""
         features = Features(self.num_features)
         view = Classifier(features, self.head, num_features=self.num_features, dataset_size=self.dataset_size)
         view.training = features.training = self.training
@@ -180,13 +180,15 @@ class Classifier(nn.Module):
         return view
 
     def latent(self, h: Tensor) -> LatentNormal:
-        """f at features h (B, D), under the fitted posterior; with members, the moments of their mixture."""
+        """Latent f at features h (B, D) under the fitted posterior; moments of the mixture of members."""
         check_features(h, self.num_features)
         with evaluating(self):
             return self._in_full_precision(h, self.head.latent_normal)
 
     def utility(self, x: Any) -> UtilityNormal:
-        """u at inputs x, under the fitted posterior, before the temperature; with members as above."""
+        """Utility u at inputs x under the fitted posterior, before the temperature; with members, the moments
+        of their mixture.
+        """
         check_inputs(x)
         with evaluating(self):
             h = self._features(x)
@@ -194,9 +196,7 @@ class Classifier(nn.Module):
 
     @property
     def temperature(self) -> Tensor:
-        """τ of predictions; ``float(model.temperature)`` works. Setting it sets that of ``model(x)`` and of
-        training too.
-        """
+        """Temperature τ of predictions; setting it also sets that of ``model(x)`` and of training."""
         return self.head.temperature
 
     @temperature.setter
@@ -207,12 +207,12 @@ class Classifier(nn.Module):
 
     @property
     def num_classes(self) -> int:
-        """K."""
+        """Number of classes K."""
         return self.head.num_classes
 
     @property
     def dataset_size(self) -> float | None:
-        """N, the number of training examples (or their total weight), by which the prior is scaled."""
+        """Number N of training examples, or their total weight, by which the prior is scaled."""
         return self._dataset_size
 
     @dataset_size.setter
@@ -223,7 +223,7 @@ class Classifier(nn.Module):
 
     @property
     def class_counts(self) -> Tensor | None:
-        """Training examples of each class (K,), for methods that weigh by them; None: unknown, or no use."""
+        """Training examples of each class (K,), for methods that weight by them; None: unknown, or unused."""
         return self.head.class_counts
 
     @class_counts.setter
@@ -232,29 +232,31 @@ class Classifier(nn.Module):
 
     @property
     def wants_class_counts(self) -> bool:
-        """Whether the method weighs classes by their numbers of examples and has not been told them."""
+        """Whether the method weights classes by their numbers of examples and these are not set."""
         return self.head.wants_class_counts
 
     @property
     def members(self) -> list[Classifier]:
-        """Itself: what an ensemble of one is."""
+        """List of the model itself, as in an ensemble of one."""
         return [self]
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
-        """Two groups for an optimiser: what has a prior of its own (β), or is a density's, is kept out of
-        weight decay, and marked as of natural size one. What is frozen is in neither.
+        """Parameter groups for an optimiser, without frozen parameters.
+
+        Parameters that have a prior (β), or belong to a density, are in a group without weight decay that is
+        marked ``no_weight_decay``. Their natural size is one, so their learning rate has a multiplier.
         """
-        spared = [p for p in self.head.undecayed_parameters() if p.requires_grad]
-        known = {id(p) for p in spared}
-        rest = [p for p in self.parameters() if p.requires_grad and id(p) not in known]
-        groups: list[dict[str, Any]] = [{"params": rest, "weight_decay": weight_decay}]
-        if spared:
-            groups.append({"params": spared, "weight_decay": 0.0, "natural_size_one": True})
+        undecayed = [p for p in self.head.undecayed_parameters() if p.requires_grad]
+        known = {id(p) for p in undecayed}
+        decayed = [p for p in self.parameters() if p.requires_grad and id(p) not in known]
+        groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": weight_decay}]
+        if undecayed:
+            groups.append({"params": undecayed, "weight_decay": 0.0, "no_weight_decay": True})
         return groups
 
     @torch.no_grad()
     def update_posterior(self, x: Any) -> None:
-        """Move a ``momentum`` posterior by one batch: for streams that have no last epoch."""
+        """Update a ``momentum`` posterior with one batch: for streams that have no last epoch."""
         head = self.head
         if not isinstance(head, GaussianHead) or not isinstance(head.posterior, MomentumPosterior):
             raise TypeError(
@@ -268,7 +270,7 @@ class Classifier(nn.Module):
         self.mark_fitted()
 
     def mark_fitted(self) -> None:
-        """The posterior belongs to the weights as they are now; later training makes it stale."""
+        """Record that the posterior belongs to the present weights; later training makes it stale."""
         self._trained_since_fit = False
         self._warned.discard(_STALE)
 

@@ -1,4 +1,4 @@
-"""What the recipes of build() are composed of: latents, noises, heads, and what is done to a backbone."""
+"""Components of the methods of build(): latents, noises and heads, and the preparation of a backbone."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from hetsngp.nn.multi_input import InputStack, input_stack, tighten_for_tiles, w
 from hetsngp.nn.noise import CLASS_NOISES, FeatureNoise, Noise
 from hetsngp.nn.spectral import bound_spectrally
 
-# What the kernel sees and how tightly layers are bounded, by kind of backbone; measured in docs/decisions.md.
+# Normalization of the kernel's inputs and spectral bound, by kind of backbone; measured in docs/decisions.md.
 DEFAULT_NORMALIZATION = {"mlp": "rms", "convolutional": "direction", "attention": "direction"}
 DEFAULT_BOUND = {"mlp": 0.95, "convolutional": 6.0, "attention": None}
 
 
 @dataclass(frozen=True)
 class Components:
-    """What a recipe is composed of."""
+    """Factory of the components of a method, for one backbone and one set of options."""
 
     backbone: nn.Module
     num_features: int
@@ -35,8 +35,8 @@ class Components:
     members: int = 1
 
     def bound_backbone(self) -> None:
-        """Bound the backbone spectrally, in place; of a converted network the features stay as they are, and
-        one that is frozen has nothing to bound.
+        """Bound the backbone spectrally, in place. The features of a converted network do not change, and a
+        frozen network is not bounded.
         """
         check_members(input_stack(self.backbone), self.members)
         bound = spectral_bound_for(self.backbone, self.options)
@@ -47,7 +47,7 @@ class Components:
                 tighten_for_tiles(widened[0], self.members)
 
     def for_members(self) -> Components:
-        """The same for ``num_members`` inputs and heads; widens the backbone's first layer, in place."""
+        """Components for ``num_members`` inputs and heads; widens the backbone's first layer, in place."""
         members = self.options.num_members
         widen_inputs(self.backbone, members, generator=self.generator)
         return replace(self, members=members)
@@ -73,7 +73,7 @@ class Components:
         )
 
     def noise(self, latent: LinearLatent | RandomFeatureGP) -> Noise:
-        """Of the logits that ``latent`` gives."""
+        """Noise of the logits that ``latent`` gives."""
         o = self.options
         shared: dict[str, Any] = {"members": self.members, "generator": self.generator}
         if o.noise in CLASS_NOISES:
@@ -119,7 +119,7 @@ class Components:
 
 
 def spectral_bound_for(backbone: nn.Module, options: Options) -> float | None:
-    """c for the layers of ``backbone``, None for no bound."""
+    """Bound c for the layers of ``backbone``; None: no bound."""
     if isinstance(backbone, Extractor) and backbone.frozen:
         return None
     bound = options.spectral_bound
@@ -128,7 +128,7 @@ def spectral_bound_for(backbone: nn.Module, options: Options) -> float | None:
 
 
 def check_members(inputs: InputStack | None, members: int) -> None:
-    """A backbone that was widened for several inputs has a head for each of them."""
+    """Check that a backbone widened for several inputs has a head for each of them."""
     if inputs is not None and inputs.num_inputs != members:
         raise ValueError(
             f"this backbone was widened to take {inputs.num_inputs} inputs at once: a model of {members} "

@@ -1,4 +1,4 @@
-"""Ensemble: several classifiers behind the seams of one."""
+"""Ensemble: several classifiers with the interface of one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hetsngp.types import Prediction
 
 
 class Ensemble(nn.Module):
-    """A mixture of models: probabilities are averaged, and disagreement is a third source of doubt.
+    """A mixture of models: probabilities are averaged, and disagreement is a third source of uncertainty.
 
     total = I(y; member) + mean I(y; f) + mean E[H(y | f)]: ``member_uncertainty`` (which network?),
     ``function_uncertainty`` (which function of its features?) and ``data_uncertainty``; with HetSNGP members
-    the paper's three sources. Made by :func:`hetsngp.build_ensemble`, or of models you have.
+    the paper's three sources. Made by :func:`hetsngp.build_ensemble`, or from existing models.
     """
 
     def __init__(self, members: Sequence[Classifier]) -> None:
@@ -43,16 +43,16 @@ class Ensemble(nn.Module):
 
     @property
     def members(self) -> list[Classifier]:
-        """The models."""
+        """Models of the ensemble."""
         return list(self._members)  # type: ignore[arg-type]
 
     @property
     def num_classes(self) -> int:
-        """K."""
+        """Number of classes K."""
         return self.members[0].num_classes
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
-        """The members' groups, one after another."""
+        """Parameter groups of all members, one after another."""
         return [group for member in self.members for group in member.parameter_groups(weight_decay)]
 
     def loss(
@@ -69,22 +69,22 @@ class Ensemble(nn.Module):
     def predict(
         self, x: Any, num_samples: int | None = None, generator: torch.Generator | None = None
     ) -> Prediction:
-        """The mixture's probabilities and the three-way split."""
+        """Probabilities of the mixture and its uncertainties from three sources."""
         each = [m.predict(x, num_samples=num_samples, generator=generator) for m in self.members]
         out = mixture(each, sigmoid=self.members[0].head.sigmoid)
         kinds = {(type(m.head), m.head.has_posterior) for m in self.members}
-        # Scores of different kinds have different units; doubt is in nats for all.
+        # Scores of different kinds have different units; model uncertainty is in nats for all.
         return out if len(kinds) == 1 else replace(out, ood_score=out.model_uncertainty)
 
     def predict_probs(
         self, x: Any, num_samples: int | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
-        """``predict(x).probs`` alone: (B, K)."""
+        """Return ``predict(x).probs`` alone: (B, K)."""
         each = [m.predict_probs(x, num_samples=num_samples, generator=generator) for m in self.members]
         return torch.stack(each).mean(0)
 
     def forward(self, x: Any) -> Tensor:
-        """log of the mean probability (log-odds under the sigmoid) at the posterior modes: (B, K)."""
+        """Log of the mean probability (log-odds under the sigmoid) at the MAP estimates: (B, K)."""
         each = torch.stack([m(x) for m in self.members])
         if self.members[0].head.sigmoid:
             return F.logsigmoid(each).logsumexp(0) - F.logsigmoid(-each).logsumexp(0)

@@ -1,4 +1,4 @@
-"""build(): the methods of the paper as a small grid of latent × noise × wrapper, not seven copies."""
+"""build(): the methods of the paper, as a grid of latent × noise × wrapper."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hetsngp.validation import check_choice, check_class_counts, check_num_class
 
 @dataclass(frozen=True)
 class Method:
-    """A recipe, its name in a figure, and the function that composes its head."""
+    """Title of a method in figures, and the function that composes its head."""
 
     title: str
     compose: Callable[[Components], Head]
@@ -34,17 +34,17 @@ class Method:
 
 
 METHODS: dict[str, Method] = {}
-"""Every method by its name; loops, evaluation, estimator and command line know them from here only."""
+"""Methods by name, the only list of them that loops, evaluation and estimator use."""
 
 
 def method(title: str) -> Callable[[Callable[[Components], Head]], Callable[[Components], Head]]:
-    """Enter a recipe in :data:`METHODS` under the name of its function."""
+    """Register a method in :data:`METHODS` under the name of its function."""
 
-    def enter(compose: Callable[[Components], Head]) -> Callable[[Components], Head]:
+    def register(compose: Callable[[Components], Head]) -> Callable[[Components], Head]:
         METHODS[compose.__name__] = Method(title, compose)
         return compose
 
-    return enter
+    return register
 
 
 @method("Deterministic")
@@ -89,7 +89,7 @@ def mimo(parts: Components) -> Head:
 
 @method("HetSNGP + MIMO")
 def hetsngp_mimo(parts: Components) -> Head:
-    """M inputs, M HetSNGP heads, one backbone: what the paper leaves to future work."""
+    """M inputs, M HetSNGP heads, one backbone: future work of the paper."""
     return hetsngp(parts.for_members())
 
 
@@ -101,11 +101,11 @@ def build(
     generator: torch.Generator | None = None,
     **options: Unpack[BuildOptions],
 ) -> Classifier:
-    """A classifier of ``method`` on ``backbone``, which maps x to (B, D) and has ``num_features`` = D.
+    """Make a classifier of ``method`` on ``backbone``, which maps x to (B, D) and has ``num_features`` = D.
 
-    Options and their defaults are those of :class:`Options`. The backbone is used as it is, not copied: a GP
-    has its layers bounded in place, several inputs its first layer widened. ``generator`` (on the CPU) draws
-    the initial values of what is added.
+    :class:`BuildOptions` describes the options, :class:`Options` has their defaults. The backbone is not
+    copied: a GP bounds its layers in place, several inputs widen its first layer. ``generator`` (on the CPU)
+    draws the initial values of the head.
 
     >>> import hetsngp
     >>> from hetsngp.nn.backbones import ResidualMLP
@@ -141,7 +141,7 @@ def check_method(name: str) -> MethodName:
 
 
 def check_options(options: Mapping[str, Any]) -> Options:
-    """Options by their names, which must be known."""
+    """Make :class:`Options` of keyword arguments; an unknown name is an error."""
     known = {f.name for f in fields(Options)}
     for name in options:
         check_choice("option", name, sorted(known))
@@ -149,7 +149,7 @@ def check_options(options: Mapping[str, Any]) -> Options:
 
 
 def options_to_save(options: Options) -> dict[str, Any]:
-    """What a saved model is rebuilt with; the class counts stay with the head that has a use for them."""
+    """Options for the config of a saved model, without the class counts, which the head saves as a buffer."""
     return {**asdict(options), "class_counts": None}
 
 
@@ -160,15 +160,15 @@ def make_head(
     options: Options,
     generator: torch.Generator | None = None,
 ) -> Head:
-    """The head of ``method`` for the features of ``backbone``, which is prepared for it, in place."""
+    """Make the head of ``method`` for the features of ``backbone``, which is prepared for it, in place."""
     head = METHODS[method](Components(backbone, _num_features(backbone), num_classes, options, generator))
     if options.class_counts is not None:
         head.set_class_counts(check_class_counts(options.class_counts, num_classes))
     elif options.dataset_size is not None:
         head.set_uniform_counts(options.dataset_size)
-    home = next((t.device for t in (*backbone.parameters(), *backbone.buffers())), None)
-    if home is not None and head.temperature.device.type != "meta":
-        head.to(home)
+    device = next((t.device for t in (*backbone.parameters(), *backbone.buffers())), None)
+    if device is not None and head.temperature.device.type != "meta":
+        head.to(device)
     return head
 
 
@@ -180,11 +180,11 @@ def build_ensemble(
     seeds: Iterable[int] = (0, 1, 2, 3),
     **options: Unpack[BuildOptions],
 ) -> Ensemble:
-    """A deep ensemble: a member for every method and seed, each with a network and initial values of its own.
+    """Make a deep ensemble: a member for every method and seed, each with another network and initial values.
 
     ``make_backbone`` gets the member's generator, seeded; torch's default generator is seeded too while it
-    runs (and put back), for backbones that take none. Train, fit and save it as one: ``loop.train(ensemble,
-    ...)``, ``fit_posterior(ensemble, ...)``, ``save(ensemble, path)``.
+    runs (and restored), for backbones that take none. Train, fit and save the ensemble as one model:
+    ``train(ensemble, ...)``, ``fit_posterior(ensemble, ...)``, ``save(ensemble, path)``.
 
     >>> from hetsngp.nn.backbones import ResidualMLP
     >>> def network(generator):
@@ -221,7 +221,7 @@ def _num_features(backbone: nn.Module) -> int:
 
 
 def describe_backbone(backbone: nn.Module) -> dict[str, Any]:
-    """Name and arguments of one of our backbones; for another, only its class name, to ask for it by."""
+    """Name and arguments of a backbone of this package; for others the class, which ``load`` asks for."""
     if isinstance(backbone, Extractor):
         return backbone.description
     name = type(backbone).__name__

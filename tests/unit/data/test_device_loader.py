@@ -12,7 +12,7 @@ from torch import Tensor
 from hetsngp.data.images import device_loader
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.device_loader import Augmentation, DeviceLoader, crop_and_flip
-from hetsngp.models.loaders import dataset_size
+from hetsngp.models.loader_counts import dataset_size
 
 N, HEIGHT, WIDTH, CROP = 60, 5, 6, 2
 BYTES = {"mean": [0.0, 0.0], "std": [1 / 255, 1 / 255]}  # x is then the byte itself

@@ -1,4 +1,4 @@
-"""How many examples a loader has, and how many of each class; for streams, which have no end, None."""
+"""Numbers of examples, of batches and of examples of each class of a loader; None for endless streams."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hetsngp.validation import check_batch, check_class_labels, check_weight
 
 
 def dataset_size(loader: Iterable[Any]) -> float | None:
-    """N, by weight where examples have one, and where the loader or its dataset knows its length.
+    """Number N of examples, or their total weight; None where neither loader nor dataset has a length.
 
     >>> dataset_size(DataLoader(TensorDataset(torch.zeros(5, 2), torch.zeros(5).long()), batch_size=2))
     5
@@ -41,7 +41,7 @@ def _weight_of(batch: Any) -> float:
 
 
 def class_counts(loader: Iterable[Any], num_classes: int) -> Tensor | None:
-    """Examples of each class by their weight, (K,) in float64: one pass over a loader that knows its size.
+    """Total weight of the examples of each class, (K,) in float64: one pass over a loader with a length.
 
     >>> class_counts([(torch.zeros(3, 2), torch.tensor([0, 2, 2]))], 3)
     tensor([1., 0., 2.], dtype=torch.float64)
@@ -59,44 +59,47 @@ def class_counts(loader: Iterable[Any], num_classes: int) -> Tensor | None:
 
 
 def is_device_loader(loader: Any) -> bool:
-    """A :class:`hetsngp.data.images.device_loader.DeviceLoader`, which stands in a room above, by what it can do."""
+    """Whether it is a ``DeviceLoader`` of :mod:`hetsngp.data`, which this package does not import."""
     return hasattr(loader, "start_at")
 
 
 def _all_at_once(loader: Any) -> list[Any] | None:
-    """All examples in one batch, where they lie in memory; else None."""
-    if is_device_loader(loader):  # which may leave out some in an epoch, others in the next
+    """All examples in one batch, if they are in memory; else None."""
+    if is_device_loader(loader):  # which may leave some out in one epoch, and others in the next
         return [(loader.dataset.images, loader.dataset.labels)]
     return [loader.dataset.tensors] if _goes_through_all(loader) else None
 
 
 def _goes_through_all(loader: Any) -> bool:
-    """Whether the batches hold every row of a TensorDataset once: then its labels are all there are."""
+    """Whether the batches hold every example of a TensorDataset once, so that its labels can be counted."""
     if type(loader) is not DataLoader or type(loader.dataset) is not TensorDataset:
         return False
     sampler, batches = loader.sampler, loader.batch_sampler
     if type(batches) is not BatchSampler or batches.sampler is not sampler:
-        return False  # the batches are somebody's own, and loader.sampler is a default that nobody asks
+        return False  # a custom batch sampler, which does not use loader.sampler
     if type(sampler) is SequentialSampler:
-        whole = sampler.data_source is loader.dataset
+        complete = sampler.data_source is loader.dataset
     elif type(sampler) is RandomSampler:
-        whole = sampler.data_source is loader.dataset and not sampler.replacement
-        whole = whole and len(sampler) == len(loader.dataset)
+        complete = sampler.data_source is loader.dataset and not sampler.replacement
+        complete = complete and len(sampler) == len(loader.dataset)
     else:
-        whole = False
-    return whole and loader.collate_fn is default_collate
+        complete = False
+    return complete and loader.collate_fn is default_collate
 
 
 def num_batches(loader: Iterable[Any]) -> int | None:
-    """Batches of an epoch; a DataLoader over a stream has ``__len__`` and no length."""
+    """Number of batches of an epoch; None for a stream, whose DataLoader has ``__len__`` but no length."""
     try:
         return len(loader)  # type: ignore[arg-type]
     except TypeError:
         return None
 
 
-def tell_counts(model: Classifier, loader: Iterable[Any]) -> None:
-    """Tell the model what it was not told; from a stream it cannot be had, and the loss warns of it."""
+def set_missing_counts(model: Classifier, loader: Iterable[Any]) -> None:
+    """Set dataset size and class counts of ``model`` from the loader, unless they are set.
+
+    A stream has neither; the loss warns of it.
+    """
     if model.dataset_size is None:
         model.dataset_size = dataset_size(loader)
     if model.wants_class_counts:
