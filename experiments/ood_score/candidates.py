@@ -1,6 +1,6 @@
-"""Scores that could tell the unfamiliar from the familiar, none of which has seen an OOD example.
+"""Candidates for an OOD score, none of which has seen an OOD example.
 
-All are higher for the less familiar. Ranks are among held-out images of the training distribution.
+All are higher further from the training data. Ranks are among held-out images of the training distribution.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Density:
 
 
 class Candidates:
-    """Of a fitted model, its training features and held-out ones."""
+    """Scores of a fitted model, given its training features and held-out ones."""
 
     def __init__(self, model: hetsngp.Classifier, train: FeatureSet, held_out: Tensor) -> None:
         self.model, self.head = model, model.on_features()
@@ -61,13 +61,13 @@ class Candidates:
         self.held_out = {name: values.sort().values for name, values in self.raw(held_out).items()}
 
     def _normalised(self, h: Tensor) -> Tensor:
-        """What the kernel sees, or h in place."""
+        """Input of the kernel, or h where there is none."""
         latent = getattr(self.model.head, "latent", None)
         with torch.no_grad():
             return latent.normalizer.normalized(h) if isinstance(latent, RandomFeatureGP) else h
 
     def raw(self, h: Tensor) -> dict[str, Tensor]:
-        parts = [self._part(rows) for rows in h.split(2000)]
+        parts = [self._part(batch) for batch in h.split(2000)]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def _part(self, h: Tensor) -> dict[str, Tensor]:
@@ -75,7 +75,7 @@ class Candidates:
         utility = self.head.utility(h)
         z = self._normalised(h)
         near, all_classes = self.density.distances(z)
-        kept = torch.cdist(z.float(), self.train_z.float()[:: max(1, len(self.train_z) // 20_000)])
+        distances = torch.cdist(z.float(), self.train_z.float()[:: max(1, len(self.train_z) // 20_000)])
         out = {
             "entropy": prediction.total_uncertainty,
             "1 − confidence": 1 - prediction.confidence,
@@ -85,7 +85,7 @@ class Candidates:
             "energy": -(utility.mean / self.model.temperature).logsumexp(-1),
             "Mahalanobis": near,
             "relative Mahalanobis": near - all_classes,
-            "50th neighbour": kept.kthvalue(NEIGHBOURS, dim=1).values,
+            "50th neighbour": distances.kthvalue(NEIGHBOURS, dim=1).values,
             "today's ood_score": prediction.ood_score,
         }
         return {name: values.double() for name, values in out.items()}
@@ -99,7 +99,7 @@ class Candidates:
         return varying | pairs
 
     def _rank(self, name: str, values: Tensor) -> Tensor:
-        """Share of held-out rows below; beyond them all it goes on growing, ever more slowly, to 2."""
+        """Share of held-out examples below; beyond all of them it grows further, with the limit 2."""
         known = self.held_out[name]
         rank = torch.searchsorted(known, values) / len(known)
         spread = (known[-1] - known[len(known) // 2]).clamp_min(1e-12)

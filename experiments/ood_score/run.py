@@ -9,7 +9,7 @@
 First: WRN-16-8 on CIFAR-10, near CIFAR-100's test images, far the scenes; CLINC150's intents on MiniLM's
 frozen features, against its out-of-scope *validation* questions; seeds 100 and 101. Then: WRN-16-8 on
 CIFAR-100, near CIFAR-10's test images, far the scenes; CLINC150's out-of-scope *test* questions; seeds 0 to
-2. Images are trained on by the recipe "cifar100" of the book. Results: experiments/ood_score/*.json.
+2. Images are trained on by the recipe "cifar100". Results: experiments/ood_score/*.json.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ POINT_SEEDS = (100, 101, 102)
 
 
 def measured(
-    candidates: Candidates, inside: torch.Tensor, outside: dict[str, torch.Tensor]
+    candidates: Candidates, id_features: torch.Tensor, ood_features: dict[str, torch.Tensor]
 ) -> dict[str, Any]:
     """set → candidate → AUROC and FPR95."""
-    known = candidates.scores(inside)
+    known = candidates.scores(id_features)
     out: dict[str, Any] = {}
-    for name, h in outside.items():
+    for name, h in ood_features.items():
         scores = candidates.scores(h)
         out[name] = {
             score: {
@@ -83,19 +83,19 @@ def train_on_images(data: str, method: str, seed: int, epochs: int, engine: Engi
 
 
 def on_images(role: str, epochs: int, seeds: int) -> list[dict[str, Any]]:
-    inside, near, known_seeds = ROLES[role]
+    data, near, known_seeds = ROLES[role]
     gpu = torch.cuda.is_available()
     engine = Engine(
         Hardware(1, precision="bf16-mixed" if gpu else "32-true", channels_last=True, compile=gpu)
     )
-    test = open_images(inside, "test")
+    test = open_images(data, "test")
     others = {"near": open_images(near, "test"), "far": open_images("scenes", "test", size=32)}
     # Their labels are of no class of ours.
-    outside = {name: replace(d, labels=torch.zeros_like(d.labels)) for name, d in others.items()}
+    ood = {name: replace(d, labels=torch.zeros_like(d.labels)) for name, d in others.items()}
     results = []
     for seed in known_seeds[:seeds]:
         for method in METHODS:
-            model, clean, held_out = train_on_images(inside, method, seed, epochs, engine)
+            model, clean, held_out = train_on_images(data, method, seed, epochs, engine)
             scale: Any = {"mean": clean.mean, "std": clean.std}
 
             def features(loader: DeviceLoader, model: Any = model) -> FeatureSet:
@@ -103,15 +103,15 @@ def on_images(role: str, epochs: int, seeds: int) -> list[dict[str, Any]]:
                 return FeatureSet(found.h.to(engine.device), found.y.to(engine.device))
 
             candidates = Candidates(model, features(clean), features(held_out).h)
-            rows = features(DeviceLoader(test, 1000, **scale))
-            strange = {name: features(DeviceLoader(d, 1000, **scale)).h for name, d in outside.items()}
-            probs = model.on_features().predict_probs(rows.h)
+            tested = features(DeviceLoader(test, 1000, **scale))
+            ood_h = {name: features(DeviceLoader(d, 1000, **scale)).h for name, d in ood.items()}
+            probs = model.on_features().predict_probs(tested.h)
             result = {
-                "inside": inside,
+                "inside": data,
                 "method": method,
                 "seed": seed,
-                "accuracy": metrics.accuracy(probs.cpu(), rows.y.cpu()),
-                "sets": measured(candidates, rows.h, strange),
+                "accuracy": metrics.accuracy(probs.cpu(), tested.y.cpu()),
+                "sets": measured(candidates, tested.h, ood_h),
             }
             results.append(result)
             say(result)
@@ -169,15 +169,15 @@ def on_text(folder: Path, seeds: int) -> list[dict[str, Any]]:
                 ours, rest = kept[: len(kept) // 2], kept[len(kept) // 2 :]
                 hetsngp.fit_head(model, train, FeatureSet(h["val"][ours], y["val"][ours]), seed=seed)
                 candidates = Candidates(model, train, h["val"][ours])
-                inside = h["val"][rest] if known == "val" else h["test"]
+                tested = h["val"][rest] if known == "val" else h["test"]
                 labels = y["val"][rest] if known == "val" else y["test"]
                 result = {
                     "role": role,
                     "inside": "clinc150",
                     "method": method,
                     "seed": seed,
-                    "accuracy": metrics.accuracy(model.predict_probs(inside).cpu(), labels.cpu()),
-                    "sets": measured(candidates, inside, {"out of scope": h[other]}),
+                    "accuracy": metrics.accuracy(model.predict_probs(tested).cpu(), labels.cpu()),
+                    "sets": measured(candidates, tested, {"out of scope": h[other]}),
                 }
                 results.append(result)
                 say(result)
@@ -188,7 +188,7 @@ def on_text(folder: Path, seeds: int) -> list[dict[str, Any]]:
 
 
 def on_points(seeds: int) -> list[dict[str, Any]]:
-    """The demo's tasks by its recipes: the paper's unseen cluster, and clusters in 16 directions."""
+    """The demo's tasks by its recipes: the paper's OOD cluster, and clusters in 16 directions."""
     results = []
     for name, recipe in SETTINGS.items():
         for seed in POINT_SEEDS[:seeds]:
@@ -220,14 +220,14 @@ def on_points(seeds: int) -> list[dict[str, Any]]:
                 }
                 known = hetsngp.extract_features(model, [(train.h, train.y)])
                 candidates = Candidates(model, known, h.pop("held out"))
-                inside = h.pop("test")
-                probs = model.on_features().predict_probs(inside)
+                tested = h.pop("test")
+                probs = model.on_features().predict_probs(tested)
                 result = {
                     "inside": name,
                     "method": method,
                     "seed": seed,
                     "accuracy": metrics.accuracy(probs, task.test.clean),
-                    "sets": measured(candidates, inside, h),
+                    "sets": measured(candidates, tested, h),
                 }
                 results.append(result)
                 say(result)
@@ -245,23 +245,23 @@ def say(result: dict[str, Any]) -> None:
 
 
 def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """inside (and role) → method → set → candidate → mean AUROC over seeds."""
+    """Data set (and role) → method → set → candidate → mean AUROC over seeds."""
     out: dict[str, Any] = {}
     for result in results:
-        inside = result["inside"] + (f", {result['role']}" if "role" in result else "")
+        data = result["inside"] + (f", {result['role']}" if "role" in result else "")
         for name, scores in result["sets"].items():
-            place = out.setdefault(inside, {}).setdefault(result["method"], {}).setdefault(name, {})
+            place = out.setdefault(data, {}).setdefault(result["method"], {}).setdefault(name, {})
             for score, numbers in scores.items():
                 place.setdefault(score, []).append(numbers["auroc"])
     return {
-        inside: {
+        data: {
             method: {
                 name: {score: round(statistics.fmean(v), 4) for score, v in scores.items()}
                 for name, scores in sets.items()
             }
             for method, sets in methods.items()
         }
-        for inside, methods in out.items()
+        for data, methods in out.items()
     }
 
 

@@ -1,46 +1,38 @@
 """Tables as text: for a terminal by rich, and as Markdown.
 
-Cells are strings and may have several lines. The first columns, which hold names, are aligned to the left,
-the numbers after them to the right.
+Cells are strings and may have several lines. In a table the first columns, which hold names, are aligned to
+the left, the numbers after them to the right.
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import zip_longest
 from typing import Any
 
-BLANK = "\u2800"
-"""Stands for a space at the end of a cell, which rich would strip before it aligns to the right."""
-WIDEST = 10_000
+MISSING = "tables need rich: pip install 'hetsngp[eval]'"
+Row = Sequence[str]
 
 
-def rich_table(
-    headings: Sequence[str], rows: Sequence[Sequence[str]], *, num_names: int = 1, **style: Any
-) -> Any:
+def rich_table(headings: Row, rows: Sequence[Row], *, num_names: int = 1, **style: Any) -> Any:
     """Make a ``rich.table.Table``; a row of one cell is the heading of a section.
 
-    ``style``: arguments of ``rich.table.Table`` in place of ours.
+    ``style``: arguments of ``rich.table.Table``.
     """
     try:
         from rich.table import Table
-        from rich.text import Text
     except ImportError as error:
-        raise ImportError("tables need rich: pip install 'hetsngp[eval]'") from error
-    table = Table(**{"box": None, "padding": (0, 2, 0, 0), "pad_edge": False, **style})
+        raise ImportError(MISSING) from error
+    table = Table(**style)
     for index, heading in enumerate(headings):
-        justify: Any = "left" if index < num_names else "right"
-        table.add_column(Text(heading), justify=justify, no_wrap=True, header_style="")
-    for index, row in enumerate(rows):
-        last = index + 1 < len(rows) and len(rows[index + 1]) == 1
-        cells = [Text(_keep_spaces(cell)) for cell in row]
-        table.add_row(*cells, style="bold" if len(row) == 1 < len(headings) else "", end_section=last)
+        table.add_column(heading, justify="left" if index < num_names else "right", no_wrap=True)
+    for row, following in zip(rows, [*rows[1:], ()], strict=True):
+        is_heading = len(row) == 1 < len(headings)
+        table.add_row(*row, style="bold" if is_heading else "", end_section=len(following) <= 1)
     return table
 
 
-def plain_table(
-    headings: Sequence[str], rows: Sequence[Sequence[str]], *, num_names: int = 1, gap: int = 2
-) -> str:
+def plain_table(headings: Row, rows: Sequence[Row], *, num_names: int = 1, gap: int = 2) -> str:
     """Aligned columns without lines around them, ``gap`` spaces apart.
 
     >>> print(plain_table(["method", "NLL"], [["sngp", "0.947"], ["hetsngp", "0.9"]]))
@@ -48,20 +40,44 @@ def plain_table(
     sngp     0.947
     hetsngp    0.9
     """
-    table = rich_table(
-        [_keep_spaces(heading) for heading in headings], rows, num_names=num_names, padding=(0, gap, 0, 0)
-    )
-    from rich.console import Console
-
-    file = io.StringIO()
-    Console(file=file, width=WIDEST, color_system=None, force_terminal=False, legacy_windows=False).print(
-        table
-    )
-    lines = file.getvalue().replace(BLANK, " ").splitlines()
-    return "\n".join(line.rstrip() for line in lines)
+    lines, _ = align_rows([headings, *rows], right=range(num_names, len(headings)), gap=gap)
+    return "\n".join(lines)
 
 
-def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, num_names: int = 1) -> str:
+def align_rows(
+    rows: Sequence[Row], *, right: Collection[int] = (), min_widths: Sequence[int] = (), gap: int = 2
+) -> tuple[list[str], list[int]]:
+    """Align rows; returns the lines and the width of each column.
+
+    Columns ``right`` are aligned to the right, and no column is narrower than in ``min_widths``: a table that
+    comes in blocks keeps its columns with the widths of the block before.
+
+    >>> align_rows([["a", "1.0"], ["bcd", "10.0"]], right=[1], min_widths=[4, 0])
+    (['a      1.0', 'bcd   10.0'], [4, 4])
+    """
+    try:
+        from rich.cells import cell_len
+        from rich.text import Text
+    except ImportError as error:
+        raise ImportError(MISSING) from error
+
+    def aligned(line: str, index: int) -> str:
+        text = Text(line)
+        text.align("right" if index in right else "left", widths[index])
+        return text.plain
+
+    cells = [[cell.split("\n") for cell in row] for row in rows]
+    widths = [max(cell_len(line) for cell in column for line in cell) for column in zip(*cells, strict=True)]
+    if min_widths:
+        widths = [max(pair) for pair in zip(widths, min_widths, strict=True)]
+    lines = []
+    for row in cells:
+        for parts in zip_longest(*row, fillvalue=""):
+            lines.append((gap * " ").join(aligned(line, index) for index, line in enumerate(parts)).rstrip())
+    return lines, widths
+
+
+def markdown_table(headings: Row, rows: Sequence[Row], *, num_names: int = 1) -> str:
     """Table in Markdown.
 
     >>> print(markdown_table(["method", "NLL"], [["sngp", "0.947"]]))
@@ -70,13 +86,6 @@ def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, nu
     | sngp | 0.947 |
     """
     rule = "|".join("---" if index < num_names else "---:" for index in range(len(headings)))
-    lines = [
-        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in (headings, *rows)
-    ]
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in (headings, *rows)]
+    lines = [f"| {' | '.join(row)} |" for row in escaped]
     return "\n".join([lines[0], f"|{rule}|", *lines[1:]])
-
-
-def _keep_spaces(cell: str) -> str:
-    """Replace spaces at the end of each line."""
-    lines = cell.split("\n")
-    return "\n".join(line.rstrip(" ") + BLANK * (len(line) - len(line.rstrip(" "))) for line in lines)

@@ -128,7 +128,8 @@ def quality(model: Any, batches: Any, class_index: Tensor | None, device: torch.
     terms = torch.cat(parts, 1)
     if not bool(terms.isfinite().all()):
         raise FloatingPointError("probabilities are not numbers")
-    numbers = metrics.quality(*terms, num_bins=NUM_BINS)
+    confidence, correct, nll = terms
+    numbers = metrics.quality(confidence, correct, nll, NUM_BINS)
     return {"precision_at_1": numbers.pop("accuracy"), **numbers} if multi_label else numbers
 
 

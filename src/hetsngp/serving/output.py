@@ -22,6 +22,7 @@ from hetsngp.serving.predictions import (
     predict_files,
     predict_set,
 )
+from hetsngp.text_tables import align_rows
 
 __all__ = ["PredictionRecord", "as_json", "as_text", "predict_and_show", "predict_files", "predict_set"]
 
@@ -92,17 +93,19 @@ def as_text(records: Iterable[PredictionRecord], block: int = BATCH_SIZE) -> Ite
     file   label  confidence   data  model  verdict
     a.jpg  cat         0.970  0.100  0.020  confident
     """
-    remaining, widths, labelled = iter(records), [0] * len(HEADINGS), False
+    remaining, widths, labelled = iter(records), dict.fromkeys(range(len(HEADINGS)), 0), False
     heading: list[tuple[str, ...]] = [HEADINGS]
     while part := list(islice(remaining, block)):
         labelled = labelled or any(record.given is not None for record in part)
         rows = heading + [_cells(record) for record in part]
-        # Columns only ever get wider.
-        widths = [
-            max(width, *map(len, column))
-            for width, column in zip(widths, zip(*rows, strict=True), strict=True)
-        ]
-        yield from (_align(row, widths, labelled) for row in rows)
+        shown = [index for index in range(len(HEADINGS)) if index != GIVEN or labelled]
+        lines, found = align_rows(
+            [[row[index] for index in shown] for row in rows],
+            right=[shown.index(index) for index in NUMERIC],
+            min_widths=[widths[index] for index in shown],  # columns only ever get wider
+        )
+        widths |= zip(shown, found, strict=True)
+        yield from lines
         heading = []
 
 
@@ -134,15 +137,6 @@ def _remaining(limit: int | None, taken: int) -> int | None:
 
 def _is_set(source: str) -> bool:
     return str(source).partition(":")[0] in DATASETS or Path(source).suffix == ".npz"
-
-
-def _align(cells: Sequence[str], widths: Sequence[int], labelled: bool) -> str:
-    padded = [
-        cell.rjust(width) if column in NUMERIC else cell.ljust(width)
-        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        if column != GIVEN or labelled
-    ]
-    return "  ".join(padded).rstrip()
 
 
 def _cells(record: PredictionRecord) -> tuple[str, ...]:
