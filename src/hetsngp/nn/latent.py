@@ -39,7 +39,7 @@ KERNEL_EXAMPLES = 1024
 INITIAL_LOGIT_STD = 0.5
 
 
-# --- what the kernel sees -------------------------------------------------------------------------------
+# --- normalisation of features ---------------------------------------------------------------------------
 
 
 class FeatureNormalizer(nn.Module):
