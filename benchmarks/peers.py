@@ -25,7 +25,7 @@ for what a library does with held-out data. A one-epoch warm-up keeps imports an
 times. Predicting is the median of three, in batches of 500 and all at once, and the table has the cheaper of
 the two (the JSON both); those that write out a B×B covariance only get batches. What each pays for:
 
-- ours: `train` (AdamW, cosine schedule), `fit_posterior`, `predict` (probabilities, both kinds of doubt and
+- ours: `train` (AdamW, cosine schedule), `fit_posterior`, `predict` (probabilities, both uncertainties and
   the score). No peer calibrates, so neither do the methods by their plain names; "calibrated" also gives
   `fit_posterior` the held-out points.
 - lightning-uq-box SNGP: a Lightning trainer, its logger, progress bar and checkpoints switched off; ΦᵀΦ at

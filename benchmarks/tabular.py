@@ -66,9 +66,9 @@ def flip(y: Any, share: float, seed: int) -> Any:
 
 def ece(probs: Any, y: Any) -> float:
     """Expected calibration error, 15 bins of equal width."""
-    confidence, right = probs.max(1), probs.argmax(1) == y
+    confidence, correct = probs.max(1), probs.argmax(1) == y
     bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
-    gaps = [abs(confidence[bins == b].sum() - right[bins == b].sum()) for b in range(BINS)]
+    gaps = [abs(confidence[bins == b].sum() - correct[bins == b].sum()) for b in range(BINS)]
     return float(sum(gaps) / len(y))
 
 

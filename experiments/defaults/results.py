@@ -1,4 +1,4 @@
-"""How a run of images.py is measured, kept in files, resumed from them, and averaged over seeds."""
+"""Measurements of images.py: written to files, resumed from them, and averaged over seeds."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def calibration_error(confidence: Tensor, correct: Tensor, bins: int = 15) -> fl
     return float(gap.abs().sum() / len(confidence))
 
 
-def auroc(familiar: Tensor, foreign: Tensor) -> float | None:
-    """P(foreign scores higher); None where the score is the same for all."""
-    score = torch.cat([familiar, foreign]).double().cpu().numpy()
-    label = np.repeat([0, 1], [len(familiar), len(foreign)])
+def auroc(in_distribution: Tensor, ood: Tensor) -> float | None:
+    """P(an OOD image scores higher); None where the score is the same for all."""
+    score = torch.cat([in_distribution, ood]).double().cpu().numpy()
+    label = np.repeat([0, 1], [len(in_distribution), len(ood)])
     return None if score.min() == score.max() else float(roc_auc_score(label, score))
 
 

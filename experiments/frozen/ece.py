@@ -1,9 +1,9 @@
-"""Why the GP head's calibration error is no lower than a linear head's: what was tried, on validation images.
+"""Calibration methods for the GP head, compared with a linear head on validation images.
 
 Heads on frozen features as in run.py, on its tuning seeds and three more: 5,000 training images, 1,000
-held-out ones, and 10,000 others of CIFAR-10's training set to judge by; no test image is looked at. Logits
-are those of the posterior's mode. Ideas are fitted on the held-out images alone; "best temperature" is fitted
-on the validation images themselves, and shows what no choice of a temperature can mend.
+held-out ones, and 10,000 others of CIFAR-10's training set for validation; no test image is used. Logits are
+those of the MAP estimate. Methods are fitted on the held-out images alone; "best temperature" is fitted on
+the validation images themselves, and is the best that any choice of a temperature can give.
 
     HETSNGP_DATA=~/data python experiments/frozen/ece.py      # six seeds: half an hour on two cores
 
@@ -29,7 +29,7 @@ from hetsngp import metrics
 
 SEEDS = tuple(range(100, 106))
 AMPLITUDES = (3.0, 5.0, 7.0, 10.0)
-# Of ½‖θ‖², where an idea has many parameters.
+# Factor of ½‖θ‖², where a method has many parameters.
 MATRIX_PENALTY, VECTOR_PENALTY = 200.0, 10.0
 
 Calibrated = Callable[[Tensor, Tensor], Tensor]
@@ -37,22 +37,26 @@ Calibrated = Callable[[Tensor, Tensor], Tensor]
 
 
 def minimise(loss: Callable[[Tensor], Tensor], start: Tensor, iterations: int = 100) -> Tensor:
-    place = start.clone().requires_grad_()
+    variable = start.clone().requires_grad_()
     optimizer = torch.optim.LBFGS(
-        [place], max_iter=iterations, history_size=20, line_search_fn="strong_wolfe", tolerance_change=1e-10
+        [variable],
+        max_iter=iterations,
+        history_size=20,
+        line_search_fn="strong_wolfe",
+        tolerance_change=1e-10,
     )
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        value = loss(place)
+        value = loss(variable)
         value.backward()
         return value
 
     optimizer.step(closure)
-    return place.detach()
+    return variable.detach()
 
 
-# --- ideas: more than a temperature -----------------------------------------------------------------------
+# --- calibration methods ----------------------------------------------------------------------------------
 
 
 def temperature(theta: Tensor, logits: Tensor) -> Tensor:
@@ -100,23 +104,25 @@ def fitted(idea: str, logits: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda other: log_probs(theta, other).exp()
 
 
-# --- the exact mode, and each training image left out -----------------------------------------------------
+# --- MAP estimate and leave-one-out -----------------------------------------------------------------------
 
 
-def exact_mode(phi: Tensor, y: Tensor) -> Tensor:
-    """β of lowest Σ CE + ½‖β‖², by L-BFGS on all rows: convex."""
-    size = (1 + 0.03 * phi.square().sum(0)).rsqrt().unsqueeze(1)  # of a step, from the expected curvature
+def map_estimate(phi: Tensor, y: Tensor) -> Tensor:
+    """β that minimises Σ CE + ½‖β‖², by L-BFGS on all examples: convex."""
+    size = (
+        (1 + 0.03 * phi.square().sum(0)).rsqrt().unsqueeze(1)
+    )  # unit of a step, from the expected curvature
 
-    def loss(place: Tensor) -> Tensor:
-        beta = place * size
+    def loss(scaled: Tensor) -> Tensor:
+        beta = scaled * size
         return F.cross_entropy(phi @ beta, y) + 0.5 * beta.square().sum() / len(y)
 
     return minimise(loss, phi.new_zeros(phi.shape[1], 10), 150) * size
 
 
-def left_out(phi: Tensor, beta: Tensor, y: Tensor, *, shared: bool = False) -> Tensor:
-    """Logits of each training image had it not been there: one Newton step, with the curvature of each class,
-    or with their mean for all.
+def leave_one_out(phi: Tensor, beta: Tensor, y: Tensor, *, shared: bool = False) -> Tensor:
+    """Leave-one-out logits of the training images: one Newton step, with the curvature of each class, or with
+    their mean for all.
     """
     logits = phi @ beta
     probs = logits.softmax(1)
@@ -156,7 +162,7 @@ def one_seed(seed: int, folder: Path, model: hetsngp.Classifier) -> dict[str, di
     out: dict[str, dict[str, float]] = {}
 
     def add(name: str, held: Tensor, other: Tensor, ideas: tuple[str, ...] = ("temperature",)) -> None:
-        """Logits of held-out and of validation images."""
+        """Calibrate on the logits of held-out images, measure on those of validation images."""
         for idea in ideas:
             out[f"{name}, {idea}"] = judged(fitted(idea, held, hy)(other), vy)
         out[f"{name}, best temperature"] = judged(fitted("temperature", other, vy)(other), vy)
@@ -180,12 +186,12 @@ def one_seed(seed: int, folder: Path, model: hetsngp.Classifier) -> dict[str, di
         phis = [torch.cat([latent.features(rows) for rows in h.split(1000)]) / unit for h in (x, hx, vx)]
     for amplitude in AMPLITUDES:
         phi, held, other = (amplitude * p for p in phis)
-        beta = exact_mode(phi, y)
+        beta = map_estimate(phi, y)
         name = f"exact mode, amplitude {amplitude:g}"
         add(name, held @ beta, other @ beta)
         for shared in (False, True):
-            alone = left_out(phi, beta, y, shared=shared)
-            both = fitted("temperature", torch.cat([alone, held @ beta]), torch.cat([y, hy]))
+            loo = leave_one_out(phi, beta, y, shared=shared)
+            both = fitted("temperature", torch.cat([loo, held @ beta]), torch.cat([y, hy]))
             how = ", one curvature for all classes" if shared else ""
             out[f"{name}, temperature of training images left out too{how}"] = judged(both(other @ beta), vy)
     return out
@@ -193,7 +199,7 @@ def one_seed(seed: int, folder: Path, model: hetsngp.Classifier) -> dict[str, di
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("out/frozen"), help="where features are kept")
+    parser.add_argument("--out", type=Path, default=Path("out/frozen"), help="folder of the features")
     parser.add_argument("--results", type=Path, default=HERE, help="where the result is written")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))

@@ -136,7 +136,7 @@ def batches(images: np.ndarray, labels: np.ndarray, device: torch.device, title:
 
 
 def features(name: str, folder: Path, model: hetsngp.Classifier) -> FeatureSet:
-    """Of a part of the data; from ``folder`` if it has them."""
+    """Features of a part of the data; read from ``folder`` if they are there."""
     file = folder / f"{name}.safetensors"
     if file.is_file():
         return FeatureSet.load(file)
@@ -203,18 +203,18 @@ def measure(
 def reliability(probs: torch.Tensor, labels: torch.Tensor, bins: int = 15) -> list[list[float]]:
     """(share of the examples, mean confidence, accuracy) of each bin that has any."""
     confidence, label = probs.max(1)
-    right = (label == labels).float()
+    correct = (label == labels).float()
     which = (confidence * bins).long().clamp_max(bins - 1)
     found = [which == b for b in range(bins)]
     return [
-        [round(float(v), 4) for v in (rows.float().mean(), confidence[rows].mean(), right[rows].mean())]
+        [round(float(v), 4) for v in (rows.float().mean(), confidence[rows].mean(), correct[rows].mean())]
         for rows in found
         if bool(rows.any())
     ]
 
 
 def roc(inside: torch.Tensor, outside: torch.Tensor, points: int = 51) -> list[list[float]]:
-    """Of calling an image unfamiliar: (share of the familiar, share of the unfamiliar) above a threshold."""
+    """ROC curve of OOD detection: (share of ID images, share of OOD images) above a threshold."""
     thresholds = torch.quantile(inside.double(), torch.linspace(1, 0, points).double())
     return [
         [round(float((scores >= t).double().mean()), 4) for scores in (inside, outside)] for t in thresholds
@@ -284,10 +284,10 @@ def draw(result: dict[str, Any], file: Path) -> None:
         axis.plot([0, 1], [0, 1], ":", lw=1, color="black")
         axis.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     left.set(title="Test images", xlabel="confidence", ylabel="accuracy")
-    middle.set(title="Near: CIFAR-100", ylabel="unfamiliar images found")
-    right.set(title="Far: scenes", ylabel="unfamiliar images found")
+    middle.set(title="Near: CIFAR-100", ylabel="OOD images detected")
+    right.set(title="Far: scenes", ylabel="OOD images detected")
     for axis in (middle, right):
-        axis.set_xlabel("familiar images called unfamiliar")
+        axis.set_xlabel("ID images called OOD")
     for axis in (left, middle, right):
         axis.legend(loc="lower right", frameon=False)
     count = len(result["seeds"])
@@ -363,7 +363,7 @@ GP_SETTINGS: list[dict[str, Any]] = [
     {"folds": True},  # calibrated by five folds of all 6,000 images
     {"random_features": 4096},
     {},
-    # By AdamW, stopped by the held-out images, instead of at the mode.
+    # AdamW with early stopping on the held-out images, instead of the MAP estimate.
     *({"amplitude": amplitude, "epochs": 50} for amplitude in (5.0, 10.0)),
     {**RANDOM, "random_features": 4096},
     {**RANDOM, "random_features": 1024},
@@ -442,7 +442,7 @@ def try_setting(folder: Path, method: str, setting: dict[str, Any], seed: int) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("stage", nargs="?", default="all", choices=("all", "heads", "imagenet", "tune"))
-    parser.add_argument("--out", type=Path, default=Path("out/frozen"), help="where features are kept")
+    parser.add_argument("--out", type=Path, default=Path("out/frozen"), help="folder of the features")
     parser.add_argument("--results", type=Path, default=HERE, help="where results are written")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=2, help="processes of tune")

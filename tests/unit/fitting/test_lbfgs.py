@@ -1,4 +1,4 @@
-"""descend: a GP on features that stay as they are ends at the mode of its posterior."""
+"""fit_map: a GP on features that do not change ends at the MAP estimate."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def beta_of(model: hetsngp.Classifier) -> Tensor:
     return model.head.latent.beta.detach()  # type: ignore[union-attr, return-value]
 
 
-def mode_by_scipy(model: hetsngp.Classifier, weight: Tensor = ONES) -> Tensor:
+def map_by_scipy(model: hetsngp.Classifier, weight: Tensor = ONES) -> Tensor:
     """The minimum of Σ w·CE + ½‖β‖², from zero, by another program."""
     phi = model.head.latent.features(X.double()).detach()  # type: ignore[union-attr, operator]
 
@@ -54,13 +54,13 @@ def mode_by_scipy(model: hetsngp.Classifier, weight: Tensor = ONES) -> Tensor:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_it_ends_at_the_mode(weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_ends_at_the_map_estimate(weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lbfgs, "MIN_GAIN", 1e-12)
     weight = 0.2 + torch.rand(len(Y), generator=torch.Generator().manual_seed(5)).double()
     weight = weight / weight.mean() if weighted else ONES
     model = gp()
     lbfgs.fit_map([model], [rows(weight)])
-    torch.testing.assert_close(beta_of(model), mode_by_scipy(model, weight), rtol=0, atol=1e-4)
+    torch.testing.assert_close(beta_of(model), map_by_scipy(model, weight), rtol=0, atol=1e-4)
     assert not model.training
     assert model.head.latent.beta.grad is None  # type: ignore[union-attr]
 
@@ -71,7 +71,7 @@ def test_a_few_looks_come_as_near_as_the_tolerance_says() -> None:
     history = lbfgs.fit_map([model], [rows()])
     value = float(model.train().loss(X.double(), Y).detach())
     best = gp(amplitude=10.0)
-    best.head.latent.beta.data.copy_(mode_by_scipy(best))  # type: ignore[union-attr]
+    best.head.latent.beta.data.copy_(map_by_scipy(best))  # type: ignore[union-attr]
     lowest = float(best.train().loss(X.double(), Y).detach())
     assert lowest <= value < lowest + 1e-4
     assert len(history) <= 10
@@ -166,7 +166,7 @@ def test_more_examples_than_fit_in_memory_are_not_for_this() -> None:
 
 
 @pytest.mark.parametrize("calibration", [None, [(X2, Y2)], 0.1])
-def test_fit_head_brings_a_gp_to_the_mode(calibration: Any) -> None:
+def test_fit_head_brings_a_gp_to_the_map_estimate(calibration: Any) -> None:
     """With a held-out part, in folds, and without either."""
     model = frozen()
     report = fit_head(model, [(X, Y)], calibration)
@@ -205,7 +205,7 @@ def test_what_is_said_of_adam_means_adam(given: dict[str, Any], monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("method", "more"), [("deterministic", {}), ("sngp", {"features": "random"})])
-def test_what_has_no_such_mode_is_trained_by_steps(
+def test_what_has_no_inducing_features_is_trained_by_steps(
     method: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hetsngp.fitting.tables.fit_map", pytest.fail)

@@ -1,4 +1,4 @@
-"""The training loop against one written out: AdamW, cosine, best epoch, patience, rates and weights."""
+"""The training loop against one written out: AdamW, cosine, best epoch, patience, learning rates."""
 
 from __future__ import annotations
 

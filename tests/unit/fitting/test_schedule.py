@@ -1,4 +1,4 @@
-"""Rates against torch's own schedulers and formulas written out, optimisers against theirs, and run_epoch."""
+"""Learning rates against torch's schedulers and formulas, optimisers against theirs, and run_epoch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ X, Y = (t.double() if t.is_floating_point() else t for t in toy.blobs(3, 10, fli
 
 
 def by_torch(make: Callable[[torch.optim.Optimizer], Any], updates: int) -> list[float]:
-    """The rate of each update, for a full rate of one."""
+    """Learning rate of each update, for a full learning rate of one."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=1.0)
     scheduler, rates = make(optimizer), []
     for _ in range(updates):
@@ -133,7 +133,7 @@ def test_the_last_epoch() -> None:
     assert Schedule(10).last == 10
     assert Schedule(10, stop_after=4).last == 4
     assert Schedule(10, stop_after=40).last == 10
-    # the rates are of all epochs, whichever is the last
+    # the learning rates are those of all epochs, whichever is the last
     assert Schedule(10, stop_after=4).factor(3) == Schedule(10).factor(3)
 
 

@@ -460,7 +460,7 @@ def test_it_is_what_one_would_do_by_hand(
 
 
 def test_all_epochs_are_run_where_nothing_is_held_out() -> None:
-    """With rates that follow the cosine to its end."""
+    """With learning rates that follow the cosine to its end."""
     model = converted("deterministic", 3)
     fit_head(model, [(X, Y3)], None, epochs=5, batch_size=300, lr=0.1, weight_decay=0.3, patience=1)
     features = hetsngp.extract_features(model, [(X, Y3)])
@@ -511,7 +511,7 @@ def test_no_draw_is_taken_from_the_global_generators(method: str) -> None:
 # --- what it learns -------------------------------------------------------------------------------------
 
 
-def test_a_head_on_a_random_network_learns_and_doubts_what_is_far() -> None:
+def test_a_head_on_a_random_network_learns_and_is_uncertain_far_away() -> None:
     x, y = toy.blobs(3, 120)
     model = converted(classes=3, random_features=128)
     fit_head(model, batches(x, y), ONE_PART)

@@ -40,7 +40,7 @@ def fitted(method: str, *, held_out: Any = HELD_OUT, **options: Any) -> tuple[An
 
 @torch.no_grad()
 def logits(model: Any, x: Tensor) -> Tensor:
-    """The posterior mode's logits from the parts, in float64: (n, K) or, of M members, (n, M, K)."""
+    """Logits of the MAP estimate from the parts, in float64: (n, K) or, of M members, (n, M, K)."""
     h = model.backbone(x)
     latent = model.head.latent
     f = latent.features(h) @ latent.beta if hasattr(latent, "beta") else latent.linear(h)
@@ -53,7 +53,7 @@ def nll(f: Tensor, y: Tensor, temperature: float) -> float:
 
 
 def mode_nll(model: Any, x: Tensor, y: Tensor) -> Callable[[float], Tensor]:
-    """−log P(y) of each example at the posterior mode, as a function of the temperature."""
+    """−log P(y) of each example at the MAP estimate, as a function of the temperature."""
     if model.head.num_members > 1:
         f = logits(model, x)
         return lambda t: F.nll_loss(torch.softmax(f / t, -1).mean(1).log(), y, reduction="none")
@@ -79,7 +79,7 @@ def draws_nll(
     model: Any, scale: float | None, temperature: float, draws: int = 4000, held_out: Any = HELD_OUT
 ) -> Tensor:
     """−log E softmax(u/τ)[y] of each held-out example with the posterior's variance times ``scale`` (None:
-    at the posterior's mode), by plain Monte Carlo in float64 from the covariance written out; of members,
+    at the MAP estimate), by plain Monte Carlo in float64 from the covariance written out; of members,
     their mean probability."""
     x, y = held_out
     with torch.no_grad():
@@ -128,8 +128,8 @@ def test_the_temperature_minimises_held_out_nll_with_its_prior(method: str, star
     assert report.held_out == len(y)
 
 
-def test_the_prior_counts_witnesses_not_weight() -> None:
-    """(Σw)²/Σw² of them (Kish): the unit of the weights does not matter, one heavy example is one witness."""
+def test_the_prior_counts_examples_not_weight() -> None:
+    """(Σw)²/Σw² of them (Kish): the unit of the weights does not matter, one heavy example is one example."""
     (x, y), weight = HELD_OUT, torch.ones(len(HELD_OUT[1])).double()
     weight[:6] = 40.0
     model = toy.trained("deterministic", 3, fit=False, flip=0.3)
@@ -213,7 +213,7 @@ def test_the_final_temperature_is_that_of_predictions(
     method: str, posterior: str, start: float, weighted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lowest NLL with the posterior in place and the prior around the training temperature, as SciPy
-    finds it. Neither the mode's temperature nor a prior around that one would be the same."""
+    finds it. Neither the temperature of the MAP estimate nor a prior around that one would be the same."""
     monkeypatch.setattr("hetsngp.nn.heads.POSTERIOR_POINTS", 4096)  # so that only the search may differ
     (x, y), weight = HELD_OUT, torch.ones(len(HELD_OUT[1])).double()
     if weighted:
@@ -221,12 +221,12 @@ def test_the_final_temperature_is_that_of_predictions(
     model = toy.trained(method, 3, fit=False, flip=0.3, posterior=posterior, amplitude=40.0)
     model.temperature = start
     report = hetsngp.fit_posterior(model, toy.loader(*TRAIN), [(x, y, weight) if weighted else (x, y)])
-    share, witnesses = weight / weight.sum(), float(weight.sum() ** 2 / (weight**2).sum())
+    share, effective = weight / weight.sum(), float(weight.sum() ** 2 / (weight**2).sum())
 
-    def best(centre: float, witnesses: float = witnesses) -> float:
+    def best(centre: float, effective: float = effective) -> float:
         def objective(log_temperature: float) -> float:
             t = math.exp(log_temperature)
-            return float(share @ exact_nll(model, t)) + surprise(t, centre, witnesses)
+            return float(share @ exact_nll(model, t)) + surprise(t, centre, effective)
 
         bounds = math.log(start / 10), math.log(start * 10)
         return math.exp(minimize_scalar(objective, bounds=bounds, method="bounded").x)
@@ -252,9 +252,9 @@ def test_the_second_search_pays_for_what_averaging_costs(method: str, posterior:
         assert report.nll + here <= dict(report.scale_grid)[report.scale] + there + 1e-5
         assert report.temperature < report.mode_temperature
         model.head.temperature.fill_(report.mode_temperature)
-        timid = model.predict(HELD_OUT[0]).confidence.mean()
+        underconfident = model.predict(HELD_OUT[0]).confidence.mean()
         model.head.temperature.fill_(report.temperature)
-        assert model.predict(HELD_OUT[0]).confidence.mean() > timid
+        assert model.predict(HELD_OUT[0]).confidence.mean() > underconfident
 
 
 @pytest.mark.parametrize("by_folds", [False, True])

@@ -113,14 +113,14 @@ def pooled_logits(folds: list[Any]) -> tuple[Tensor, Tensor, Tensor]:
 def test_the_temperature_is_that_of_the_pooled_objective(method: str) -> None:
     model, folds, report = crossed(method)
     f, y, weight = pooled_logits(folds)
-    witnesses = float(weight.sum() ** 2 / (weight**2).sum())
+    effective = float(weight.sum() ** 2 / (weight**2).sum())
 
     def nll(t: float, rows: slice = slice(None)) -> Tensor:
         each = F.cross_entropy(f[rows] / t, y[rows], reduction="none")
         return (each @ weight[rows]) / weight[rows].sum()
 
     def objective(t: float, rows: slice = slice(None)) -> float:
-        return float(nll(t, rows)) + 2 * math.log(t) ** 2 / witnesses
+        return float(nll(t, rows)) + 2 * math.log(t) ** 2 / effective
 
     grid = [10 ** (i / 1000) for i in range(-1000, 1001)]
     best = min(grid, key=objective)
@@ -151,7 +151,7 @@ def test_the_final_temperature_is_that_of_predictions_on_the_pool(
     method: str, posterior: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each example under the posterior that has not seen it, by weight; the prior is around that of training,
-    and all examples are its witnesses."""
+    and all examples are calibration examples."""
     monkeypatch.setattr("hetsngp.nn.heads.POSTERIOR_POINTS", 4096)  # so that only the search may differ
     model, folds, report = crossed(method, posterior=posterior)
     weight = data()[2]
@@ -241,11 +241,11 @@ def test_the_scale_is_chosen_on_the_pool(method: str) -> None:
     means = [float(share @ e) for e in each]
     assert [v for _, v in report.scale_grid] == pytest.approx(means, abs=0.01)
     best = each[means.index(min(means))]
-    witnesses = 1 / float((share**2).sum())
+    effective = 1 / float((share**2).sum())
     allowed = []
     for e in each:
         spread = share @ (e - best - share @ (e - best)).square()
-        allowed.append(max(math.sqrt(float(spread) / (witnesses - 1)), 0.01))
+        allowed.append(max(math.sqrt(float(spread) / (effective - 1)), 0.01))
     values = [v for _, v in report.scale_grid]
     chosen = max(i for i, v in enumerate(values) if v <= min(values) + allowed[i])
     assert report.scale == report.scale_grid[chosen][0]

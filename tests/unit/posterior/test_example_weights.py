@@ -131,7 +131,7 @@ def test_fractions_of_an_example_count_too(posterior: str) -> None:
 def test_calibration_is_that_of_repeated_rows(
     method: str, links: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for the temperature's prior and what a scale may cost, to which a copy is no second witness."""
+    """But for the temperature's prior and what a scale may cost, to which a copy is no second example."""
     monkeypatch.setattr("hetsngp.posterior.calibration.TEMPERATURE_SPREAD", math.inf)
     monkeypatch.setattr(calibration.HeldOut, "standard_error", lambda self, values: 0.0)
     x, y, weight = data(links=links)

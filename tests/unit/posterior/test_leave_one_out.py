@@ -1,4 +1,4 @@
-"""left_out: training examples as the mode would see them had it not met them, and what they are good for."""
+"""Leave-one-out examples: the MAP estimate without each training example, and calibration with them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def rows(weight: Tensor = ONES) -> list[tuple[Tensor, ...]]:
 
 
 def refitted_without(model: hetsngp.Classifier, row: int, weight: Tensor) -> Tensor:
-    """f at a training point, of a mode that is found anew without it."""
+    """f at a training point, of a MAP estimate that is found anew without it."""
     phi = model.head.latent.features(X.double()).detach()  # type: ignore[union-attr, operator]
     rest = weight.clone()
     rest[row] = 0.0
@@ -148,7 +148,7 @@ def test_the_other_likelihood_is_left_alone() -> None:
     assert leave_one_out.leave_one_out_examples(model, rows(), EVERY) is None
 
 
-def test_a_witness_has_its_shift_in_the_loss() -> None:
+def test_an_example_has_its_shift_in_the_loss() -> None:
     model = at_the_mode()
     found = leave_one_out.leave_one_out_examples(model, rows(), EVERY)
     assert found is not None
@@ -178,7 +178,7 @@ def test_too_many_classes_or_rows_are_left_alone(monkeypatch: pytest.MonkeyPatch
     assert leave_one_out.leave_one_out_examples(model, rows(), EVERY) is None
 
 
-def test_an_example_with_a_copy_is_no_witness() -> None:
+def test_an_example_with_a_copy_is_not_used() -> None:
     table = TrainingTable(np.zeros((5, 1)), np.zeros(5), np.ones(5), np.array([3, 1, 3, 0, 2]))
     assert table.unique.tolist() == [False, True, False, True, True]
     model = at_the_mode()
@@ -193,14 +193,14 @@ def test_an_example_with_a_copy_is_no_witness() -> None:
     assert leave_one_out.leave_one_out_examples(model, rows(), ~EVERY) is None
 
 
-def test_all_witnesses_set_the_temperature_and_the_held_out_what_the_posterior_changes() -> None:
+def test_all_examples_set_the_temperature_and_the_held_out_what_the_posterior_changes() -> None:
     model = at_the_mode()
-    held_out, witnesses = HeldOut(X2.double(), Y2), leave_one_out.leave_one_out_examples(model, rows(), EVERY)
-    assert witnesses is not None
-    pairs, also = [(model, held_out)], [(model, witnesses)]
+    held_out, left_out = HeldOut(X2.double(), Y2), leave_one_out.leave_one_out_examples(model, rows(), EVERY)
+    assert left_out is not None
+    pairs, further = [(model, held_out)], [(model, left_out)]
     with torch.no_grad():
-        chosen = choose_temperature(pairs, also)
-        together, by_held_out = best_temperature([*pairs, *also]), best_temperature(pairs)
+        chosen = choose_temperature(pairs, further)
+        together, by_held_out = best_temperature([*pairs, *further]), best_temperature(pairs)
         assert float(together) == chosen["mode_temperature"] == float(model.head.mode_temperature)
         assert float(together) != float(by_held_out)
         assert (chosen["held_out"], chosen["left_out"]) == (120, N)
@@ -209,7 +209,7 @@ def test_all_witnesses_set_the_temperature_and_the_held_out_what_the_posterior_c
         )
         posterior: Any = model.head.posterior
         posterior.fit(model.head.statistics(X.double()), model.head.fisher(X2.double()) / 120)  # type: ignore[operator]
-        choose_scale(pairs, also)
+        choose_scale(pairs, further)
         ratio = best_temperature(pairs, posterior=True) / by_held_out
         assert float(model.temperature) == pytest.approx(float(together * ratio), rel=1e-6)
 
@@ -243,7 +243,7 @@ def test_fit_head_asks_its_training_data_too() -> None:
     assert twice.left_out == N - 5
     assert fit_head(frozen(), [(X, Y)], None).left_out == 0
     by_adam = fit_head(frozen(), [(X, Y)], [(X2, Y2)], epochs=3)
-    assert by_adam.left_out == 0  # which is not at the mode
+    assert by_adam.left_out == 0  # which does not end at the MAP estimate
     assert "left out" not in str(by_adam)
     assert fit_head(frozen(), [(X, Y)], 0.1).left_out == 0  # folds hold out all there is
 
