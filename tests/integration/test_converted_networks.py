@@ -126,7 +126,7 @@ def tokens(seed: int = 1) -> dict[str, Tensor]:
 
 
 def last_token(h: Tensor) -> Tensor:
-    """Of :func:`tokens`: GPT-2 reads the sentence there."""
+    """Last position of each sentence of :func:`tokens`, where GPT-2 reads it."""
     return h[torch.arange(BATCH), tokens()["attention_mask"].sum(1) - 1]
 
 

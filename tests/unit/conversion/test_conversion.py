@@ -627,7 +627,7 @@ def test_a_gp_keeps_no_readout() -> None:
 
 
 def test_a_layer_that_uses_its_weight_in_another_way_does_not_hand_it_over() -> None:
-    """Nothing changes but the doubt, or the head is a new one."""
+    """Only the uncertainty changes, or the head is a new one."""
 
     class Cosine(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ def weights_of(folder: Path) -> Path:
 
 
 def replace_weights(folder: Path, content: bytes) -> None:
-    """Other weights with a matching checksum: only what is inside can give them away."""
+    """Other weights with a matching checksum: only their content differs."""
     weights_of(folder).write_bytes(content)
     edit(folder, sha256=hashlib.sha256(content).hexdigest())
 
@@ -342,7 +342,7 @@ def test_a_process_that_dies_at_any_stage_leaves_the_old_model(
     assert same_bits(hetsngp.load(tmp_path).predict(X), old.predict(X))
 
 
-# --- damaged and foreign files ------------------------------------------------------------------------------
+# --- corrupt and foreign files ------------------------------------------------------------------------------
 
 
 MOST_MODULES = 1000

@@ -147,7 +147,7 @@ def test_what_is_written(saved: Path) -> None:
 
 
 def test_members_may_share_a_network(tmp_path: Path) -> None:
-    """In the file each has its own."""
+    """In the file each member has a copy."""
     one = toy.trained("deterministic")
     two = hetsngp.build("heteroscedastic", one.backbone, 3, **toy.TINY).eval()
     twin = check_round_trip(Ensemble([one, two]), tmp_path)
@@ -173,7 +173,7 @@ def test_it_is_loaded_onto_a_device(saved: Path) -> None:
 
 def test_only_ensembles_of_built_models_are_saved(tmp_path: Path) -> None:
     class Of(Ensemble):
-        """Of whatever it is given."""
+        """Features of any input."""
 
         def __init__(self, *given: Any) -> None:
             super().__init__([toy.build("sngp")])
@@ -366,7 +366,7 @@ def test_a_save_that_ends_at_any_step_leaves_the_old_or_the_new_one_whole(
     assert found.count("new") >= (1 if old == "nothing" else 2)
 
 
-# --- damaged and foreign files ------------------------------------------------------------------------------
+# --- corrupt and foreign files ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", [3, 50, -5])
@@ -537,7 +537,7 @@ def test_to_train_an_ensemble_of_one_is_to_train_its_member(method: str) -> None
 
 @pytest.mark.parametrize("patience", [None, 2])
 def test_to_train_an_ensemble_is_to_train_its_members_one_after_another(patience: int | None) -> None:
-    """Of every method one, twice the first: to the bit what each is if trained by hand in its turn."""
+    """One member of every method, two of the first: to the bit the same as trained by hand, one by one."""
 
     def members() -> list[Any]:
         return [toy.build(method, dataset_size=None) for method in (*METHODS, "deterministic")]

@@ -12,7 +12,7 @@ import torch
 from tests.contract import toy
 
 import hetsngp
-from hetsngp.models import methods as recipes
+from hetsngp.models import methods
 from hetsngp.models.components import Components
 from hetsngp.nn.heads import Head
 
@@ -43,15 +43,15 @@ def test_no_other_code_names_a_method() -> None:
         for path in SRC.rglob("*.py")
         if not any(path.relative_to(SRC).match(pattern) for pattern in TABLES_OF_THE_PAPER)
         for node in _strings(ast.parse(path.read_text(encoding="utf-8")))
-        if node.value in set(recipes.METHODS) - package
+        if node.value in set(methods.METHODS) - package
     ]
     assert named == []
 
 
-def test_every_recipe_is_short_and_has_a_title() -> None:
+def test_every_method_is_short_and_has_a_title() -> None:
     tree = ast.parse((SRC / "models" / "methods.py").read_text(encoding="utf-8"))
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    for name, entry in recipes.METHODS.items():
+    for name, entry in methods.METHODS.items():
         function = functions[name]
         assert function.end_lineno is not None
         assert function.end_lineno - function.lineno < 15, name
@@ -63,16 +63,16 @@ def test_every_recipe_is_short_and_has_a_title() -> None:
 def ninth() -> Iterator[str]:
     """A method as CONTRIBUTING.md says how to add one."""
 
-    @recipes.method("SNGP + MIMO")
+    @methods.method("SNGP + MIMO")
     def sngp_mimo(parts: Components) -> Head:
         """M inputs, M SNGP heads, one backbone."""
-        return recipes.sngp(parts.for_members())
+        return methods.sngp(parts.for_members())
 
     yield sngp_mimo.__name__
-    del recipes.METHODS[sngp_mimo.__name__]
+    del methods.METHODS[sngp_mimo.__name__]
 
 
-def test_a_new_method_needs_only_its_recipe(ninth: str, tmp_path: Path) -> None:
+def test_a_new_method_needs_only_its_function(ninth: str, tmp_path: Path) -> None:
     x, y = toy.blobs(3, 20)
     model = toy.build(ninth)
     losses = toy.descend(model, x, y, 30)

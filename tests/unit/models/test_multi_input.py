@@ -792,11 +792,11 @@ def test_members_disagree_where_no_data_tie_them(method: str) -> None:
     ring = 6 * torch.stack([angle.cos(), angle.sin()], 1)
     near, off = model.predict(x), model.predict(torch.cat([ring, 0.3 * torch.randn(60, 2)]))
     assert (off.member_uncertainty > 0).float().mean() > 0.9
-    if method == "mimo":  # a member has no doubt of its own
+    if method == "mimo":  # a member has no model uncertainty
         assert off.member_uncertainty.mean() > 20 * near.member_uncertainty.mean()
         assert off.member_uncertainty.max() > 0.1
         torch.testing.assert_close(off.member_uncertainty, off.model_uncertainty)
-    else:  # each doubts itself, which leaves less to disagree about
+    else:  # each has model uncertainty, which leaves less to disagree about
         assert off.member_uncertainty.mean() > near.member_uncertainty.mean()
         assert off.member_uncertainty.max() > 0.005
         assert (off.function_uncertainty > 0).all()
