@@ -120,7 +120,7 @@ def value(result: Result, row: str, column: str, part: str | None = None, seed: 
 
 def check_files(result: Result, out: Path) -> None:
     """A number in every cell, the same in the JSON file; a document and a picture."""
-    name = result.asked.name
+    name = result.request.name
     assert result.is_finished
     found = json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
     for part in result.table.parts:
@@ -130,7 +130,7 @@ def check_files(result: Result, out: Path) -> None:
                 assert list(cell["values"].values()) == list(result.cell(part, row, column).values.values())
                 assert all(map(math.isfinite, cell["values"].values()))
     assert found["finished"]
-    assert (out / f"{name}.md").read_text(encoding="utf-8").startswith(f"# {result.asked.title()}")
+    assert (out / f"{name}.md").read_text(encoding="utf-8").startswith(f"# {result.request.title()}")
     assert (out / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
 
 

@@ -14,9 +14,8 @@ from hetsngp import metrics
 from hetsngp.evaluation.predictors import Predictor
 from hetsngp.functional.uncertainty import binary_entropy, entropy
 from hetsngp.metrics.probabilities import check_probs
-from hetsngp.models.loader_counts import is_device_loader
 from hetsngp.types import Prediction
-from hetsngp.validation import check_batch
+from hetsngp.validation import check_batch, is_device_loader
 
 SCORES = (
     "ood_score",

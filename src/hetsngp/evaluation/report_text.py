@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hetsngp.evaluation.predictions import SCORES
 from hetsngp.evaluation.scores import COVERAGES, Corrupted, Means, Quality
-from hetsngp.text_tables import markdown_table, plain_table
+from hetsngp.serving.text_tables import markdown_table, plain_table
 
 if TYPE_CHECKING:
     from hetsngp.evaluation.report import Report

@@ -739,7 +739,7 @@ def test_a_bar_moves_within_a_part(told: Told) -> None:
     progress.begin("stream", None)
     progress.batch(5)
     assert seen == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-    assert progress.rows == 25
+    assert progress.examples == 25
 
 
 # --- refusals -------------------------------------------------------------------------------------------
@@ -814,8 +814,8 @@ def test_what_is_no_probability_is_refused_at_once(told: Told) -> None:
     refusals = {
         r"id: probs are from .* logits\.softmax": 5 * probs,
         r"id: probs are from -.* \.exp\(\)": probs.log(),
-        r"id: the probs of a row add up to 0\.9, .*softmax": 0.9 * probs,
-        r"id: the probs of a row add up to 1\.1.*multi-hot": (1.1 * probs).clamp(max=1),
+        r"id: the probs of an example add up to 0\.9, .*softmax": 0.9 * probs,
+        r"id: the probs of an example add up to 1\.1.*multi-hot": (1.1 * probs).clamp(max=1),
     }
     for match, wrong in refusals.items():
         told.prediction.probs.copy_(wrong)
