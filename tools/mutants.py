@@ -132,6 +132,12 @@ def mutate(source: Path, mutant: dict[str, Any]) -> bool:
     return _mutate(source, mutant) or ("before" in mutant and _mutate(source, {**mutant, **mutant["before"]}))
 
 
+def earlier_name(mutant: dict[str, Any]) -> str:
+    """The name of a mutant before a renaming."""
+    before = {**mutant, **mutant.get("before", {})}
+    return f"{before['function']}: {before['operator']}: {before['old']}"
+
+
 def _mutate(source: Path, mutant: dict[str, Any]) -> bool:
     for file in sorted(source.rglob("*.py")):
         text = file.read_text(encoding="utf-8")
@@ -195,8 +201,10 @@ def main() -> None:
         given.mutants.write_text(json.dumps(draw(), indent=1) + "\n", encoding="utf-8")
         return
     if given.command == "compare":
+        earlier = {m["name"]: earlier_name(m) for m in json.loads(given.mutants.read_text())}
         before, after = (
-            {r["name"]: r["state"] for r in json.loads(f.read_text())} for f in (given.before, given.out)
+            {earlier.get(r["name"], r["name"]): r["state"] for r in json.loads(f.read_text())}
+            for f in (given.before, given.out)
         )
         lost = [name for name, state in before.items() if state == "killed" and after.get(name) != "killed"]
         for title, states in (("before", before), ("after", after)):

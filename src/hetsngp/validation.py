@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from hetsngp._moved import renamed
 
@@ -216,3 +217,25 @@ def _labelled_mapping(batch: Mapping[str, Any], where: str) -> tuple[Any, Any, A
 
 def __getattr__(name: str) -> Any:
     return renamed(__name__, name)
+
+
+def check_held_out(loader: Any, calibration: Any) -> None:
+    """Raise an error if ``calibration`` is the data of ``loader``."""
+    if calibration is None:
+        return
+    datasets = [
+        part.dataset
+        for part in (loader, calibration)
+        if (isinstance(part, DataLoader) and isinstance(part.sampler, RandomSampler | SequentialSampler))
+        or is_device_loader(part)
+    ]
+    if calibration is loader or (len(datasets) == 2 and datasets[0] is datasets[1]):
+        raise ValueError(
+            "calibration is the training data: give held-out data, e.g. from torch.utils.data.random_split; "
+            "on data the network has memorised every temperature looks too high"
+        )
+
+
+def is_device_loader(loader: Any) -> bool:
+    """Whether it is a ``DeviceLoader`` of :mod:`hetsngp.data`, which this package does not import."""
+    return hasattr(loader, "start_at")

@@ -25,9 +25,10 @@ from hetsngp.models.options import HeadOptions, Options
 from hetsngp.nn.extractor import Extractor, Features
 from hetsngp.nn.multi_input import NoInputLayerError
 from hetsngp.posterior.calibration import feature_keys
-from hetsngp.posterior.fit import PosteriorReport, refuse_training_data
+from hetsngp.posterior.fit import PosteriorReport
 from hetsngp.validation import (
     check_class_labels,
+    check_held_out,
     check_multi_hot,
     check_positive,
     check_weight,
@@ -114,7 +115,7 @@ def fit_head(
     if epochs is not None:
         check_positive("epochs", epochs, integer=True)
     check_positive("lr", lr)
-    refuse_training_data(loader, calibration)
+    check_held_out(loader, calibration)
     show = at_a_terminal() if progress is None else progress
     seeds = np.random.default_rng(seed).integers(2**31, size=4).tolist()
     sample = _view(

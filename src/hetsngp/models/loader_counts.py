@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 
 from hetsngp.models.classifier import Classifier
-from hetsngp.validation import check_batch, check_class_labels, check_weight
+from hetsngp.validation import check_batch, check_class_labels, check_weight, is_device_loader
 
 
 def dataset_size(loader: Iterable[Any]) -> float | None:
@@ -56,11 +56,6 @@ def class_counts(loader: Iterable[Any], num_classes: int) -> Tensor | None:
         y = check_class_labels(y, num_classes, len(y)).cpu()
         counts += torch.bincount(y, weight.cpu().double(), minlength=num_classes)
     return counts if counts.any() else None
-
-
-def is_device_loader(loader: Any) -> bool:
-    """Whether it is a ``DeviceLoader`` of :mod:`hetsngp.data`, which this package does not import."""
-    return hasattr(loader, "start_at")
 
 
 def _all_at_once(loader: Any) -> list[Any] | None:

@@ -6,7 +6,7 @@ import textwrap
 
 from hetsngp.paper.results import Cell, Result
 from hetsngp.paper.tables import PaperColumn, PaperPart, PaperRow
-from hetsngp.text_tables import markdown_table, plain_table
+from hetsngp.serving.text_tables import markdown_table, plain_table
 
 WIDTH = 100
 NONE = "–"

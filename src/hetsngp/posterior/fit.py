@@ -13,7 +13,6 @@ from torch import Tensor
 
 from hetsngp.models.classifier import Classifier, evaluating, to_device
 from hetsngp.models.ensemble import Ensemble
-from hetsngp.models.loader_counts import is_device_loader
 from hetsngp.nn.posteriors import Statistics
 from hetsngp.posterior.calibration import (
     TOLERANCE,
@@ -26,6 +25,7 @@ from hetsngp.posterior.calibration import (
 from hetsngp.validation import (
     check_batch,
     check_class_labels,
+    check_held_out,
     check_inputs,
     check_multi_hot,
     check_repeatable,
@@ -144,7 +144,7 @@ def fit_posterior(
         raise ValueError(f"tolerance is nats of held-out NLL and must be at least 0, got {tolerance!r}")
     if isinstance(model, Ensemble):
         check_repeatable(len(model.members), loader=loader, calibration=calibration)
-    refuse_training_data(loader, calibration)
+    check_held_out(loader, calibration)
     reports = []
     for member in model.members:
         reports.append(
@@ -217,25 +217,6 @@ def _fit_and_calibrate(
         chosen |= {"posterior": posterior.name, "count": total.count}
         chosen |= {} if held_out is None else choose_scale([(model, held_out)], further, tolerance)
     return PosteriorReport(temperature=float(model.temperature), **chosen)
-
-
-def refuse_training_data(loader: Any, calibration: Any) -> None:
-    """Raise an error if ``calibration`` is the data of ``loader``."""
-    if calibration is None:
-        return
-    from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
-
-    datasets = [
-        part.dataset
-        for part in (loader, calibration)
-        if (isinstance(part, DataLoader) and isinstance(part.sampler, RandomSampler | SequentialSampler))
-        or is_device_loader(part)
-    ]
-    if calibration is loader or (len(datasets) == 2 and datasets[0] is datasets[1]):
-        raise ValueError(
-            "calibration is the training data: give held-out data, e.g. from torch.utils.data.random_split; "
-            "on data the network has memorised every temperature looks too high"
-        )
 
 
 def _device(model: Classifier) -> torch.device:

@@ -71,9 +71,7 @@ class Thresholds:
         """Read the values of :meth:`to_dict`; anything else raises a ValueError."""
         names = [JSON_KEYS.get(field.name, field.name) for field in fields(Thresholds)]
         if not isinstance(values, Mapping) or set(values) != set(names):
-            raise ValueError(
-                f"thresholds are {', '.join(names)} and nothing else, got {values!r:.200}"
-            )
+            raise ValueError(f"thresholds are {', '.join(names)} and nothing else, got {values!r:.200}")
         given = {name: value for name, value in values.items() if value is not None or name not in OPTIONAL}
         for name in given.keys() & {"confident", "right", "share", "accuracy", "coverage"}:
             if not _is_number(given[name], 0, 1):

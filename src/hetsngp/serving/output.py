@@ -22,7 +22,7 @@ from hetsngp.serving.predictions import (
     predict_files,
     predict_set,
 )
-from hetsngp.text_tables import align_rows
+from hetsngp.serving.text_tables import align_rows
 
 __all__ = ["PredictionRecord", "as_json", "as_text", "predict_and_show", "predict_files", "predict_set"]
 

@@ -18,11 +18,11 @@ from hetsngp.fitting.progress import at_a_terminal
 from hetsngp.io.artifact import save
 from hetsngp.models.classifier import Classifier, evaluating, to_device
 from hetsngp.models.ensemble import Ensemble
-from hetsngp.models.loader_counts import is_device_loader, set_missing_counts
+from hetsngp.models.loader_counts import set_missing_counts
 from hetsngp.nn.spectral import bounded_layers, measure_bounds
 from hetsngp.nn.spectral_cache import uncache_spectral_norms
 from hetsngp.posterior.calibration import TOLERANCE
-from hetsngp.posterior.fit import PosteriorReport, fit_posterior, refuse_training_data
+from hetsngp.posterior.fit import PosteriorReport, fit_posterior
 from hetsngp.training.checkpointing.randomness import seeded_rng
 from hetsngp.training.checkpointing.state_dicts import full_tensors, load_model
 from hetsngp.training.config import CheckpointConfig, TrainConfig
@@ -31,7 +31,7 @@ from hetsngp.training.hardware import Hardware
 from hetsngp.training.loaders import ResumableLoader, num_examples, shard_loader
 from hetsngp.training.logs import Row
 from hetsngp.training.run import PosteriorRefit, RunData, TrainingRun, samples_beta
-from hetsngp.validation import check_batch
+from hetsngp.validation import check_batch, check_held_out, is_device_loader
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Engine:
                 "sample_beta passes over the data between epochs with the full model, of which each process "
                 "has a shard under fsdp: Hardware(strategy='ddp')"
             )
-        refuse_training_data(loader, held_out)
+        check_held_out(loader, held_out)
         if checkpoints is not None and not isinstance(checkpoints, CheckpointConfig):
             checkpoints = CheckpointConfig(Path(checkpoints))
         try:
@@ -216,7 +216,7 @@ class Engine:
         calibrates on all of ``calibration``, with the same result. A DeviceLoader yields every image once,
         without augmentation; replace a DataLoader that augments by one that does not.
         """
-        refuse_training_data(loader, calibration)
+        check_held_out(loader, calibration)
         if is_device_loader(loader):
             loader = loader.clean()  # type: ignore[attr-defined]
         if is_device_loader(calibration):

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subse
 
 from hetsngp.data.shards.streams import ShardLoader
 from hetsngp.models.classifier import Classifier
-from hetsngp.models.loader_counts import is_device_loader
 from hetsngp.training.checkpointing.randomness import loader_generators, rng_state, set_rng_state
 from hetsngp.validation import (
     check_batch,
@@ -20,6 +19,7 @@ from hetsngp.validation import (
     check_inputs,
     check_multi_hot,
     check_weight,
+    is_device_loader,
 )
 
 

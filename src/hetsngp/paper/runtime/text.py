@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hetsngp.evaluation.figures import new_figure, save_figure
-from hetsngp.text_tables import markdown_table, plain_table
+from hetsngp.serving.text_tables import markdown_table, plain_table
 
 WIDTH = 100
 OURS, PAPERS = "#0072B2", "#E69F00"

@@ -9,7 +9,7 @@ from typing import Any
 
 from hetsngp.paper.synthetic.experiment import SyntheticRun
 from hetsngp.paper.tables import PAPER as PAPER_TABLES
-from hetsngp.text_tables import rich_table
+from hetsngp.serving.text_tables import rich_table
 
 PAPER = {
     "noisy_circles": {

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hetsngp.text_tables import markdown_table, plain_table
+from hetsngp.serving.text_tables import markdown_table, plain_table
 
 
 def test_names_are_left_and_numbers_right() -> None:
