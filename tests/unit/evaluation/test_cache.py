@@ -35,8 +35,8 @@ def _without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def prediction(probs: Tensor) -> Prediction:
-    doubt, zero = torch.special.entr(probs).sum(-1), torch.zeros(len(probs))
-    return Prediction(probs, probs, doubt, doubt, zero, zero, doubt, zero, zero)
+    uncertainty, zero = torch.special.entr(probs).sum(-1), torch.zeros(len(probs))
+    return Prediction(probs, probs, uncertainty, uncertainty, zero, zero, uncertainty, zero, zero)
 
 
 class Scaled(nn.Module):

@@ -136,8 +136,8 @@ def test_the_numbers_are_those_of_the_predictions(told: Told) -> None:
     assert by.mean.sets == 3
     nll = [metrics.nll(each.probs, y) for each in (outside, third, p[N + 5 : 2 * N + 5])]
     assert by.mean.nll == pytest.approx(sum(nll) / 3, abs=1e-12)
-    doubt = float(third.data_uncertainty.double().mean())
-    assert by.by_severity[3].scores["data_uncertainty"] == pytest.approx(doubt, abs=1e-12)
+    uncertainty = float(third.data_uncertainty.double().mean())
+    assert by.by_severity[3].scores["data_uncertainty"] == pytest.approx(uncertainty, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_a_restricted_model_chooses_among_fewer(told: Told) -> None:
     assert report.num_classes == 2
     assert report.id.nll == pytest.approx(metrics.nll(probs, LABELS % 2), abs=1e-6)
     whole = evaluate(told, batches(ROWS, LABELS), {"far": batches(ROWS + N)})
-    for name in SCORES[:-1]:  # doubt is the model's own
+    for name in SCORES[:-1]:  # uncertainty is the model's own
         assert report.ood["far"].scores[name] == whole.ood["far"].scores[name]
 
 
@@ -498,11 +498,11 @@ def test_the_entropy_of_fewer_classes_is_not_the_models() -> None:
 def test_with_and_without_doubt_are_parts_of_their_own(tmp_path: Path) -> None:
     quick = Quick(some_prediction(0, rows=3 * N))
 
-    def measured(doubt: bool) -> tuple[int, int]:
+    def measured(uncertainty: bool) -> tuple[int, int]:
         quick.rows.clear()
         quick.asked = 0
-        report = everything(quick, tmp_path, corrupted_uncertainty=doubt)
-        assert report.corrupted.mean.scores.keys() == set(SCORES if doubt else OF_PROBS)
+        report = everything(quick, tmp_path, corrupted_uncertainty=uncertainty)
+        assert report.corrupted.mean.scores.keys() == set(SCORES if uncertainty else OF_PROBS)
         return len(quick.rows), quick.asked
 
     assert measured(True) == (4 * PER_PART, 0)
