@@ -33,7 +33,7 @@ TESTS = {
     "posterior": ["tests/unit/posterior", "tests/contract/test_limits.py"],
     "training": ["tests/unit/training", "tests/integration/test_resume.py"],
 }
-TIMEOUT = 900
+TIMEOUT = 600
 BINARY = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.MatMult: None}
 COMPARE = {
     ast.Lt: ast.GtE,
@@ -167,7 +167,7 @@ def run_one(mutant: dict[str, str], root: Path, python: str) -> dict[str, object
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         copy = Path(folder) / "checkout"
-        ignore = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".mypy_cache", "out", "runs", "*.png")
+        ignore = shutil.ignore_patterns(".*", "__pycache__", "out", "runs", "*.png", "*.jpg")
         shutil.copytree(root, copy, ignore=ignore)
         result = {"name": mutant["name"], "package": mutant["package"]}
         if not mutate(copy / "src" / "hetsngp", mutant):

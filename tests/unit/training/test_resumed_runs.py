@@ -157,10 +157,10 @@ def test_rows_of_ten_thousand_epochs(tmp_path: Path) -> None:
     row = {"epoch": 1, "updates": 7, "loss": 0.1, "held_out": None, "lr": 1e-3, "seconds": 2.0}
     rows: Any = [{**row, "epoch": i, "examples_per_second": 3.0} for i in range(1, 10_001)]
     write_state(tmp_path, {"rows": _table(rows)})
-    assert _rows(read_state(tmp_path)["rows"], watched=False) == rows
+    assert _rows(read_state(tmp_path)["rows"], has_held_out=False) == rows
     watched: Any = [{**rows[0], "held_out": 0.3}]
-    assert _rows(_table(watched), watched=True) == watched
-    assert _rows(_table([]), watched=True) == []
+    assert _rows(_table(watched), has_held_out=True) == watched
+    assert _rows(_table([]), has_held_out=True) == []
 
 
 def test_an_infinite_loss_stops(engine: Engine) -> None:
