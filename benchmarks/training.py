@@ -2,7 +2,7 @@
 
     export HETSNGP_DATA=...
     python benchmarks/training.py --seeds 0 1 2 --out benchmarks/results            # one H200: 6 minutes
-    python benchmarks/training.py --epochs 2 --depth 10 --width 1 --images 600 --batch 64   # a quick run on a CPU
+    python benchmarks/training.py --epochs 2 --depth 10 --width 1 --images 600 --batch 64  # quick, on a CPU
 
 WRN-16-8 on CIFAR-100, 45,000 images to train on and 5,000 held out (to calibrate; nothing is chosen by test
 images), by the recipe "cifar100": 30 epochs of SGD with Nesterov's momentum, batch 512, bfloat16,

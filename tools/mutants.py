@@ -1,11 +1,12 @@
 """Mutation testing: do the tests of a package notice when its code is wrong?
 
-    python tools/mutants.py list                     # draw the mutants from src, by seed, into tools/mutants.json
-    python tools/mutants.py run --out mutants.json   # change the code once for each, run the tests of its package
+    python tools/mutants.py list                    # draw mutants from src, by seed, into tools/mutants.json
+    python tools/mutants.py run --out after.json    # change the code for each, run the tests of its package
+    python tools/mutants.py compare --before before.json --out after.json
 
-A mutant is named by function and operator (``softmax_nll: Sub -> Add: 2 * y - 1``), not by file and line, so that
-the same mutant is found again after the code has moved. Each runs in a copy of the checkout, with ``pytest -x``.
-A mutant that no longer exists in the code is reported as "gone".
+A mutant is named by function and operator (``softmax_nll: Sub -> Add: 2 * y - 1``), not by file and line, so
+that the same mutant is found again after the code has moved. Each runs in a copy of the checkout, with
+``pytest -x``. A mutant that no longer exists in the code is reported as "gone".
 """
 
 import argparse
@@ -62,7 +63,7 @@ def functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
 
 
 def sites(function: ast.FunctionDef) -> Iterator[tuple[ast.AST, str, str]]:
-    """Every place to change: the node, the operator, and the new source. Messages and types are left alone."""
+    """Every place to change: node, operator and new source. Messages and types are left alone."""
     skipped: set[int] = set()
     for node in ast.walk(function):
         if isinstance(node, ast.Raise | ast.Assert | ast.AnnAssign | ast.arguments | ast.JoinedStr):

@@ -1,7 +1,7 @@
 """The standard corruptions one image at a time in float64 NumPy: loops, colorsys, SciPy and Pillow, no torch.
 
 The definitions are those of Hendrycks & Dietterich (2019) as their published sets were made. Random numbers
-come by stream name from `hetsngp.data.corruptions.CounterRNG`, so that a picture can be compared number by number.
+come by stream name from `hetsngp.data.corruptions.CounterRNG`, so that pictures compare number by number.
 """
 
 from __future__ import annotations

@@ -344,7 +344,8 @@ class Spy:
         self.folds: list[tuple[Any, ...]] = []
         self.fold_options: dict[str, Any] = {}
         self.found: list[EpochResult] = []
-        self.follow, self.train_folds = hetsngp.fitting.loop.train_with_schedule, hetsngp.fitting.loop.train_folds
+        loop = hetsngp.fitting.loop
+        self.follow, self.train_folds = loop.train_with_schedule, loop.train_folds
         monkeypatch.setattr("hetsngp.fitting.tables.train_with_schedule", self)
         monkeypatch.setattr("hetsngp.fitting.tables.train_folds", self.of_folds)
 
@@ -534,7 +535,10 @@ def test_lists_frames_and_memmaps(tmp_path: Path) -> None:
         small().predict_uncertainty(X)
 
 
-@pytest.mark.parametrize("where", ["fit_and_calibrate", "cross_fit_posterior", "train_with_schedule", "train_folds"])
+STEPS = ["fit_and_calibrate", "cross_fit_posterior", "train_with_schedule", "train_folds"]
+
+
+@pytest.mark.parametrize("where", STEPS)
 def test_an_interrupted_fit_changes_nothing(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     X, y = blobs(60)
     clf = (plain if where == "fit_and_calibrate" else small)(epochs=2).fit(X, y)
