@@ -295,6 +295,7 @@ def test_the_cli_imports_without_its_packages(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, check=True)
 
 
+@pytest.mark.slow
 def test_python_m_hetsngp_and_its_processes_stop_when_told(tmp_path: Path) -> None:
     """Ctrl-C with two workers: an exit code of 130, what to do next, and nobody left behind."""
     env = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}

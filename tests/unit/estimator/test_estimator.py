@@ -58,7 +58,7 @@ def same(a: Prediction, b: Prediction, rtol: float = 0.0) -> None:
 # --- scikit-learn's own checks --------------------------------------------------------------------------
 
 
-@parametrize_with_checks([small()])
+@parametrize_with_checks([small("deterministic")])
 def test_scikit_learn_checks(estimator: Any, check: Any) -> None:
     check(estimator)
 
@@ -152,6 +152,7 @@ def test_a_wide_table_keeps_its_distances() -> None:
 FOLDS, ONE_PART = 0.1, 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "class_weight", "fraction"),
     [
@@ -560,6 +561,7 @@ def test_an_interrupted_fit_changes_nothing(where: str, monkeypatch: pytest.Monk
 # --- randomness, copies ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_the_seed_decides_and_torch_is_left_alone(method: str) -> None:
     X, y = blobs(90)

@@ -149,6 +149,7 @@ def test_what_cannot_be_seen_into_is_not_equal_to_another(tmp_path: Path) -> Non
         digest(deep)
 
 
+@pytest.mark.slow
 def test_another_process_finds_the_same() -> None:
     """Sets and hashes have another order there."""
     code = (

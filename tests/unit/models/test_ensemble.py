@@ -324,6 +324,7 @@ def _count_steps(patch: pytest.MonkeyPatch, last: int, *, dead: bool) -> list[st
     return steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dead", [False, True], ids=["interrupted", "dead"])
 @pytest.mark.parametrize("old", ["ensemble", "model", "nothing"])
 def test_a_save_that_ends_at_any_step_leaves_the_old_or_the_new_one_whole(

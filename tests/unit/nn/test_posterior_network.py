@@ -324,6 +324,7 @@ def blobs_in_16_dimensions(classes: int, per_class: int, draw: int) -> tuple[Ten
     return centres[y] + 0.15 * torch.randn(len(y), 16, generator=seed(draw)), y
 
 
+@pytest.mark.slow
 def test_a_hundred_classes_train_with_the_default_latent_and_flows() -> None:
     """300 steps of AdamW at 0.02; at 0.001, the loop's default, it takes some 3,000. At 0.1 classes are lost:
     their density leaves their examples, and where there is no evidence there is no gradient."""

@@ -538,9 +538,8 @@ def test_fold_refuses_a_weight_that_a_hook_recomputes() -> None:
 # Compilers
 
 
-@pytest.mark.parametrize(
-    ("backend", "steps_before"), [("aot_eager", 0), pytest.param("inductor", 1, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("backend", "steps_before"), [("aot_eager", 0), ("inductor", 1)])
 def test_compiled_training_and_evaluation_match_eager(backend: str, steps_before: int) -> None:
     torch._dynamo.reset()
     model = trained(steps=steps_before)

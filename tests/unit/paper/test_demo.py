@@ -240,6 +240,7 @@ def test_processes_give_the_numbers_of_one_process(tmp_path: Path) -> None:
         assert len([step for step in steps if step.run == run and step.kind == "done"]) == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_named(tmp_path: Path) -> None:
     wrong = [SyntheticRun("two_moons", name, 0, recipe=TINY) for name in ("no_such_method", "another")]
     with pytest.raises(RuntimeError, match=r"seed0 failed: unknown method"):

@@ -199,6 +199,7 @@ def exact_nll(model: Any, temperature: float) -> Tensor:
     return -torch.softmax(draws / temperature, -1).mean(0).gather(1, y[:, None]).squeeze(1).log()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(
     ("method", "posterior", "start"),
@@ -239,6 +240,7 @@ def test_the_final_temperature_is_that_of_predictions(
     assert report.nll == pytest.approx(float(share @ exact_nll(model, report.temperature)), abs=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "posterior"), POSTERIORS)
 def test_the_second_search_pays_for_what_averaging_costs(method: str, posterior: str) -> None:
     """It cannot end worse than where it starts; what it may give up in NLL is the prior's alone."""
@@ -388,6 +390,7 @@ def test_a_harmful_posterior_is_scaled_down_and_a_harmless_one_is_not() -> None:
     assert report.scale == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["sngp", "hetsngp"])
 def test_data_classified_perfectly_keep_their_posterior(method: str) -> None:
     """There any variance makes every example a little less certain: measurable at any scale, at no cost.

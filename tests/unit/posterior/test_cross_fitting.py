@@ -145,6 +145,7 @@ def exact_nll(model: Any, rows: slice, temperature: float) -> Tensor:
     return -torch.softmax(draws / temperature, -1).mean(0).gather(1, y[rows, None]).squeeze(1).log()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("posterior", ["kronecker", "exact"])
 @pytest.mark.parametrize("method", GP)
 def test_the_final_temperature_is_that_of_predictions_on_the_pool(
@@ -278,6 +279,7 @@ def remembered(model: Any) -> Any:
     return state, [m.training for m in model.modules()], model.calibration, model._trained_since_fit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["held out", "training", "all rows", "scale", "last temperature"])
 @pytest.mark.parametrize("posterior", KINDS)
 def test_if_one_step_fails_all_models_are_as_they_were(

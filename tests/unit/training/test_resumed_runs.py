@@ -193,6 +193,7 @@ def test_an_ensemble_is_trained_member_by_member(engine: Engine) -> None:
         engine.train(ensemble, loader(), CONFIG)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_workers_that_stay_on_do_not_change_a_resumed_run(engine: Engine, tmp_path: Path) -> None:
     def with_worker(at: int = 99) -> DataLoader[Any]:
         own: Any = {

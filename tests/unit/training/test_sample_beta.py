@@ -290,6 +290,7 @@ def test_fsdp_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Non
 # --- going on -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [2, 5, 8, 10, 15])
 def test_a_killed_run_ends_as_if_it_had_not_been(at: int, engine: Engine, tmp_path: Path) -> None:
     """Four batches an epoch: killed in the first one, within later ones, and between two."""
