@@ -5,7 +5,6 @@ its help without torch.
 """
 
 import importlib
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from hetsngp import _moved
@@ -96,10 +95,7 @@ if not TYPE_CHECKING:  # or a type checker would accept every name
             value = getattr(importlib.import_module(f"hetsngp.{_HOMES[name]}"), name)
             globals()[name] = value
             return value
-        is_public = name.isidentifier() and not name.startswith("_")
-        if is_public and importlib.util.find_spec(f"hetsngp.{name}") is not None:
-            return importlib.import_module(f"hetsngp.{name}")  # 0.1 had imported its modules by now
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return _moved.submodule(__name__, name)
 
 
 def __dir__() -> list[str]:

@@ -10,10 +10,11 @@ import functools
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import sys
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -148,6 +149,9 @@ MOVED: dict[str, tuple[str, ...]] = {
 
 
 RENAMED: dict[str, str] = {
+    "functional.sampling.Points": "IntegrationPoints",
+    "functional.sampling.spread": "num_coordinates",
+    "models.components.Parts": "Components",
     "models.loader_counts.tell_counts": "set_missing_counts",
     "nn.spectral_cache.hold_bounds": "cache_spectral_norms",
     "nn.spectral_cache.refresh_bounds": "remeasure_spectral_norms",
@@ -188,9 +192,23 @@ RENAMED: dict[str, str] = {
     "evaluation.fingerprints.Unseen": "CannotFingerprint",
     "evaluation.predictions.predict_rows": "predict_set",
     "evaluation.report.OutsideSet": "OODSet",
+    "paper.Table": "PaperTable",
     "paper.synthetic.experiment.RECIPES": "SETTINGS",
+    "paper.tables.Table": "PaperTable",
+    "posterior.calibration.row_keys": "feature_keys",
 }
 """Name of 0.1, in the module that has it now → its new name there."""
+
+
+def submodule(package: str, name: str) -> types.ModuleType:
+    """``__getattr__`` of a package for its modules, which 0.1 imported with ``import hetsngp``."""
+    if (
+        name.startswith("_")
+        or not name.isidentifier()
+        or importlib.util.find_spec(f"{package}.{name}") is None
+    ):
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    return importlib.import_module(f"{package}.{name}")
 
 
 def renamed(module: str, name: str) -> Any:
@@ -204,6 +222,8 @@ def renamed(module: str, name: str) -> Any:
 
 def renamed_arguments(**names: str) -> Callable[[T], T]:
     """Decorate a function or a (data)class: keyword ``old`` is taken as ``new``, with a DeprecationWarning.
+
+    A class also restores pickles of 0.1, in which the attributes have their old names.
 
     >>> @renamed_arguments(rate="lr")
     ... def step(lr: float) -> float:
@@ -230,16 +250,24 @@ def renamed_arguments(**names: str) -> Callable[[T], T]:
                     kwargs[new] = kwargs.pop(old)
             return called(*args, **kwargs)
 
+        def restore(self: Any, state: dict[str, Any]) -> None:
+            self.__dict__.update(rename_keys(state, names))
+
         if is_class:
-            target.__init__ = call
+            target.__init__, target.__setstate__ = call, restore
             return decorated
         return call  # type: ignore[return-value]
 
     return decorate
 
 
+def rename_keys(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Copy of ``values`` with each key in ``names`` replaced; the order stays."""
+    return {names.get(key, key): value for key, value in values.items()}
+
+
 def renamed_attribute(old: str, new: str) -> property:
-    """Attribute ``old`` of a class, which is ``new`` now: reading it gives a DeprecationWarning."""
+    """Attribute or method ``old`` of a class, which is ``new`` now: reading it gives a DeprecationWarning."""
 
     def read(self: Any) -> Any:
         text = f"{type(self).__name__}.{old} is now called {new}"

@@ -108,6 +108,17 @@ json.dump(found, sys.stdout)
 """
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["nn.heads.Head", "functional.laplace.gram", "nn.backbones.ResidualMLP", "reproduction.Table"],
+)
+def test_attributes_of_the_package_are_there_in_a_fresh_interpreter(name: str, tmp_path: Path) -> None:
+    """0.1 had imported these modules with the package; here each is the first that is asked for."""
+    code = f"import hetsngp; hetsngp.{name}"
+    env = {**os.environ, "PYTHONPATH": str(SRC)}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, check=True)
+
+
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Every line of IMPORTS, executed in one fresh interpreter: its error and its warnings."""

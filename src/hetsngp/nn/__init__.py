@@ -1,5 +1,10 @@
 """Parameters and buffers: modules over the mathematics of :mod:`hetsngp.functional`."""
 
-from hetsngp.nn import backbones
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["backbones"]
+from hetsngp._moved import submodule
+
+if not TYPE_CHECKING:  # or a type checker would take any name for a module
+
+    def __getattr__(name: str) -> Any:
+        return submodule(__name__, name)

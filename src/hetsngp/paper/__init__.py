@@ -5,8 +5,15 @@
 of another kind.
 """
 
+from typing import Any
+
+from hetsngp._moved import renamed
 from hetsngp.paper.reproduction import plan_of, reproduce
 from hetsngp.paper.results import Result
 from hetsngp.paper.tables import TABLES, PaperTable
 
 __all__ = ["TABLES", "PaperTable", "Result", "plan_of", "reproduce"]
+
+
+def __getattr__(name: str) -> Any:
+    return renamed(__name__, name)

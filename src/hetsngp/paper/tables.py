@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hetsngp._moved import renamed
 from hetsngp.validation import check_choice
 
 _CONTENT: dict[str, Any] = json.loads(Path(__file__).with_name("paper.json").read_text(encoding="utf-8"))
@@ -302,3 +303,7 @@ TABLES: dict[str, PaperTable] = {
     )
 }
 """Tables by the name that the command line takes."""
+
+
+def __getattr__(name: str) -> Any:
+    return renamed(__name__, name)
