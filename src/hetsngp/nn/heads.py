@@ -83,6 +83,10 @@ class Head(nn.Module):
         """Whether labels are multi-hot."""
         return self.link.link == "sigmoid"
 
+    def backbone_features(self, h: Tensor) -> Tensor:
+        """The backbone's features in the input of this head: all of h, unless the head takes [h, φ]."""
+        return h
+
     # --- training ---------------------------------------------------------------------------------------
 
     def adapt(self, h: Tensor, generator: torch.Generator | None = None) -> None:
@@ -198,6 +202,9 @@ class GaussianHead(Head):
         self.num_members = latent.members
         self.sample_beta = sample_beta
 
+    def backbone_features(self, h: Tensor) -> Tensor:
+        return self.latent.backbone_features(h) if isinstance(self.latent, PrecomputedGP) else h
+
     # --- h → f → u --------------------------------------------------------------------------------------
 
     def parts(self, h: Tensor, *, posterior: bool) -> tuple[LatentNormal, UtilityNormal | None]:
@@ -210,8 +217,7 @@ class GaussianHead(Head):
         latent: LatentNormal = self.latent(h, posterior=posterior)
         if self.noise is None:
             return latent, None
-        h_alone = self.latent.backbone_features(h) if isinstance(self.latent, PrecomputedGP) else h
-        var, factor = self.noise(h_alone, self.latent)
+        var, factor = self.noise(self.backbone_features(h), self.latent)
         noise = UtilityNormal(torch.zeros_like(latent.mean), var, factor)
         # Not in training (``sample_beta``), where every input is an example of the data.
         if posterior and not self.training:

@@ -106,7 +106,7 @@ def feature_keys(h: Tensor, unit: Tensor) -> Tensor:
     Equal inputs agree although their features differ by rounding; others collide once in 10¹⁴.
     """
     generator = torch.Generator().manual_seed(0)
-    h = h.cpu() if h.device.type == "mps" else h  # which has no float64
+    h = h.cpu() if h.device.type == "mps" else h  # mps has no float64
     directions = torch.randn(h.shape[1], 3, generator=generator, dtype=torch.float64) / math.sqrt(h.shape[1])
     steps = (h.double() @ directions.to(h.device) / unit.to(h)).round().long() % 2**20
     return steps[:, 0] + steps[:, 1] * 2**20 + steps[:, 2] * 2**40

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, overload
 
 import torch
@@ -263,13 +263,17 @@ def collect_statistics(
 ) -> Statistics:
     """Sum the statistics of the posterior; warn where the held-out examples are among the training data."""
     total: Statistics | None = None
-    found = torch.zeros(0, dtype=torch.bool) if held_out is None else torch.zeros_like(held_out.keys).bool()
+    found = torch.zeros(0, dtype=torch.bool)
+    if held_out is not None:
+        # Compared by the backbone's features alone: kernel features amplify rounding.
+        held_out = replace(held_out, h=model.head.backbone_features(held_out.h))
+        found = torch.zeros_like(held_out.keys).bool()
     seen = 0
     for h, _, weight in feature_batches(model, loader, "loader"):
         piece = model.head.statistics(h, weight)
         total = piece if total is None else total + piece
         if held_out is not None:
-            found |= held_out.contained_in(h)
+            found |= held_out.contained_in(model.head.backbone_features(h))
         seen += len(h)
         if progress is not None:
             progress(seen)

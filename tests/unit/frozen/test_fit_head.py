@@ -624,6 +624,16 @@ def test_copies_of_training_data_are_noticed() -> None:
         fit(converted(), batches(), batches(X[:120], Y[:120]))
 
 
+def test_duplicates_up_to_rounding_are_noticed() -> None:
+    """Examples are compared by h alone: with a short length scale φ differs by far more than h."""
+    model = converted()
+    features = hetsngp.extract_features(model, batches())
+    noise = 1e-6 * torch.randn(features.h.shape, generator=torch.Generator().manual_seed(0))
+    nearly = FeatureSet(features.h * (1 + noise), features.y)
+    with pytest.warns(UserWarning, match="(9[5-9]|100)% of the calibration examples are also in"):
+        fit_head(model, features, nearly, random_features=256, length_scale=0.5)
+
+
 # --- weights --------------------------------------------------------------------------------------------
 
 
