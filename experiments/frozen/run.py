@@ -42,7 +42,7 @@ import hetsngp
 from hetsngp import metrics
 from hetsngp.frozen import head as frozen
 from hetsngp.frozen.features import FeatureSet
-from hetsngp.frozen.head import TOLERANCE
+from hetsngp.frozen.head import FROZEN_TOLERANCE
 from hetsngp.nn import latent
 from hetsngp.nn.latent import LENGTH_RATIO
 from hetsngp.types import Prediction
@@ -409,7 +409,7 @@ def try_setting(folder: Path, method: str, setting: dict[str, Any], seed: int) -
     torch.set_num_threads(1)
     setting = {"normalization": "power", **setting}  # of a convolutional network; here it is not known
     latent.LENGTH_RATIO = setting.pop("length_ratio", LENGTH_RATIO)
-    frozen.TOLERANCE = setting.pop("tolerance", TOLERANCE)
+    frozen.FROZEN_TOLERANCE = setting.pop("tolerance", FROZEN_TOLERANCE)
     folds = setting.pop("folds", False)
     whole = FeatureSet.load(folder / f"cifar10-train-{seed}.safetensors")
     # The features are there: any frozen network of that width will do.

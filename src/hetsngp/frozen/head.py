@@ -36,12 +36,12 @@ from hetsngp.validation import (
 
 # Defaults on a frozen backbone; those of build are for networks that are trained with the head. Chosen by
 # held-out NLL on frozen features (docs/decisions.md).
-DEFAULTS: dict[str, Any] = {"features": "inducing", "random_features": 2048, "amplitude": 5.0}
-DEFAULT_NORMALIZATION = {"convolutional": "power"}
+FROZEN_DEFAULTS: dict[str, Any] = {"features": "inducing", "random_features": 2048, "amplitude": 5.0}
+FROZEN_NORMALIZATION = {"convolutional": "power"}
 
 # Nats of held-out NLL that a larger posterior scale may cost. Frozen features lie far from each other, so
 # that the posterior variance is large everywhere: 0.01 nats would already harm the calibration.
-TOLERANCE = 0.001
+FROZEN_TOLERANCE = 0.001
 
 # Fewest steps of AdamW: a head on few examples needs as many as one on some thousands.
 MIN_STEPS = 1000
@@ -118,9 +118,8 @@ def fit_head(
     check_held_out(loader, calibration)
     show = at_a_terminal() if progress is None else progress
     seeds = np.random.default_rng(seed).integers(2**31, size=4).tolist()
-    sample = _view(
-        model, method, changed, 0
-    )  # options that cannot be used are errors before the backbone runs
+    # Options that cannot be used are errors before the backbone runs.
+    sample = _view(model, method, changed, 0)
     table = _table(sample, _features(model, sample, loader, "loader", show), "loader")
     if share is not None:
         pairs = split(table, share, seeds[0])
@@ -138,7 +137,7 @@ def fit_head(
     examples = len(table.y) + sum(len(part.y) for _, part in pairs)
     map_by_lbfgs = not by_steps and can_precompute(sample, examples)
     trainer = TableTrainer(
-        make, schedule, batch_size, patience, (seeds[2], seeds[3]), False, map_by_lbfgs, TOLERANCE
+        make, schedule, batch_size, patience, (seeds[2], seeds[3]), False, map_by_lbfgs, FROZEN_TOLERANCE
     )
     length = MAX_ROUNDS if map_by_lbfgs else schedule.epochs
     with Progress(length, 0 if len(pairs) == 1 else len(pairs), show) as shown:
@@ -167,7 +166,7 @@ def _check_options(model: Classifier, options: HeadOptions) -> tuple[MethodName,
             )
     method = check_method(options.pop("method", model.config["method"]))
     given = {*model.config["given"], *options}
-    defaults = {**DEFAULTS, "normalization": DEFAULT_NORMALIZATION.get(kind_of(model.backbone))}
+    defaults = {**FROZEN_DEFAULTS, "normalization": FROZEN_NORMALIZATION.get(kind_of(model.backbone))}
     unset = {name: value for name, value in defaults.items() if frozen and name not in given}
     return method, check_options({**model.config["options"], **unset, **options})
 

@@ -252,7 +252,7 @@ def test_fit_head_asks_its_training_data_too() -> None:
 def test_fit_head_has_a_tolerance_of_its_own(part: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     allowed = []
     for tolerance in (0.001, 10.0):
-        monkeypatch.setattr("hetsngp.frozen.head.TOLERANCE", tolerance)
+        monkeypatch.setattr("hetsngp.frozen.head.FROZEN_TOLERANCE", tolerance)
         allowed.append(fit_head(frozen(), [(X, Y)], part).allowance)
     assert allowed[0] is not None
     assert allowed[0] < 1.0
