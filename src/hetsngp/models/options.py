@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_args, get_type_hints
 
 import numpy as np
 from torch import Tensor
@@ -134,14 +134,14 @@ class Options:
     sample_beta: bool = False
 
     def __post_init__(self) -> None:
-        for name in WHOLE + REAL:
+        for name in INTEGERS + FLOATS:
             value = getattr(self, name)
             no_bound = name == "spectral_bound" and value == float("inf")
             if no_bound or (value is None and name in MAY_BE_NONE):
                 continue
             # NumPy's numbers become Python's, which JSON can hold.
-            object.__setattr__(self, name, check_positive(name, value, integer=name in WHOLE))
-        for name, most in (("input_repetition", 1.0), ("entropy_weight", float("inf"))):
+            object.__setattr__(self, name, check_positive(name, value, integer=name in INTEGERS))
+        for name, most in MAY_BE_ZERO.items():
             value = getattr(self, name)
             is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
             if not is_number or not 0 <= value <= most or value == float("inf"):
@@ -169,9 +169,9 @@ def _counts(counts: Any) -> list[float]:
         ) from None
 
 
-WHOLE = (
-    *("rank", "random_features", "num_samples", "dataset_size"),
-    *("num_members", "batch_repetition", "latent_dim", "flow_layers"),
-)
-REAL = ("temperature", "amplitude", "length_scale", "spectral_bound")
-MAY_BE_NONE = ("num_samples", "dataset_size", "length_scale", "spectral_bound")
+MAY_BE_ZERO = {"input_repetition": 1.0, "entropy_weight": float("inf")}
+"""Numbers that may be zero, and the largest value of each; all others are positive."""
+_TYPES = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(Options).items()}
+INTEGERS = tuple(name for name, types in _TYPES.items() if int in types)
+FLOATS = tuple(name for name, types in _TYPES.items() if float in types and name not in MAY_BE_ZERO)
+MAY_BE_NONE = tuple(name for name, types in _TYPES.items() if type(None) in types)
