@@ -163,7 +163,7 @@ def check_class_counts(counts: Any, num_classes: int) -> Tensor:
         counts = torch.as_tensor(counts, dtype=torch.get_default_dtype())
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(
-            f"class_counts must be numbers of training examples, one a class, not {type(counts).__name__}: "
+            f"class_counts must be numbers of training examples, one per class, not {type(counts).__name__}: "
             "e.g. torch.bincount(train_labels, minlength=num_classes)"
         ) from None
     if counts.shape != (num_classes,):

@@ -177,8 +177,8 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         seeds = check_random_state(self.random_state).randint(np.iinfo(np.int32).max, size=4).tolist()
         table = merge_duplicates(X, codes, weight)
         pairs = split(table, self.validation_fraction, seeds[0])
-        alone = len(pairs) == 1
-        mean, scale = (pairs[0][0] if alone else table).moments()
+        one_part = len(pairs) == 1
+        mean, scale = (pairs[0][0] if one_part else table).moments()
         table = table.standardised(mean, scale)
         pairs = [(a.standardised(mean, scale), b.standardised(mean, scale)) for a, b in pairs]
         model: Classifier | None = None
@@ -189,10 +189,10 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
             trainer = TableTrainer(
                 make, self._schedule(), self.batch_size, self.patience, (seeds[2], seeds[3])
             )
-            with Progress(int(self.epochs), 0 if alone else len(pairs), bool(self.verbose)) as progress:
+            with Progress(int(self.epochs), 0 if one_part else len(pairs), bool(self.verbose)) as progress:
                 model, history, report = (
                     trainer.fit_with_held_out(*pairs[0], progress)
-                    if alone
+                    if one_part
                     else trainer.fit_in_folds(table, pairs, progress)
                 )
             progress.say(str(report))

@@ -77,7 +77,7 @@ def hetsngp(parts: Components) -> Head:
 
 @method("Posterior Network")
 def posterior_network(parts: Components) -> Head:
-    """A Dirichlet from one density a class (Charpentier et al. 2020)."""
+    """A Dirichlet from one density per class (Charpentier et al. 2020)."""
     return parts.dirichlet()
 
 
@@ -136,7 +136,9 @@ def build(
 
 
 def check_method(name: str) -> MethodName:
-    """``name`` is one of :data:`METHODS`; of those that other packages add, type checkers do not know."""
+    """Check that ``name`` is in :data:`METHODS`. Methods that other packages add are accepted at run time,
+    though ``MethodName`` does not list them.
+    """
     return cast(MethodName, check_choice("method", name, METHODS))
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-READS = ("output", "input")
 # Hugging Face's batches contain the labels, from which the network would compute a loss.
 LABELS = ("labels", "label", "label_ids")
 
