@@ -13,7 +13,7 @@ import json
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,8 @@ class ResultCache:
 
 
 PACKAGE = Path(__file__).parents[1]
+DECIDES_NOTHING = ("_moved",)
+"""Modules that change no result: names of earlier releases."""
 
 
 def fingerprint_of(*decides: Any) -> str:
@@ -104,7 +106,8 @@ def code_fingerprint(*modules: str, package: Path = PACKAGE) -> str:
 def imported_modules(*modules: str, package: Path = PACKAGE) -> dict[str, Path]:
     """Source files of ``modules`` and of every module of ``package`` that they import, by module name.
 
-    Nothing is imported: modules are found by their files, and imports by parsing these.
+    Nothing is imported: modules are found by their files, and imports by parsing these. Imports for
+    annotations alone (``if TYPE_CHECKING``) and :data:`DECIDES_NOTHING` do not count.
     """
     found: dict[str, Path] = {}
     waiting = [name for module in modules for name in _expanded(module, package)]
@@ -116,7 +119,8 @@ def imported_modules(*modules: str, package: Path = PACKAGE) -> dict[str, Path]:
         if file is None:
             raise ModuleNotFoundError(f"no module {name!r}: has it moved? Results depend on its code")
         found[name] = file
-        waiting.extend(_imports(file, package))
+        ignored = {f"{package.name}.{module}" for module in DECIDES_NOTHING}
+        waiting.extend(each for each in _imports(file, package) if each not in ignored)
     return found
 
 
@@ -142,9 +146,9 @@ def _source_file(name: str, package: Path) -> Path | None:
 
 
 def _imports(file: Path, package: Path) -> Iterator[str]:
-    """Modules of ``package`` that a file imports, anywhere in its source."""
+    """Modules of ``package`` that a file imports when it runs, anywhere in its source."""
     root = package.name
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in _run_nodes(ast.parse(file.read_text(encoding="utf-8"))):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -157,3 +161,14 @@ def _imports(file: Path, package: Path) -> Iterator[str]:
         if root in names:  # it resolves names lazily, so that their modules could not be followed
             raise ValueError(f"{file} imports from {root} itself: name the module that has it")
         yield from (name for name in names if name.startswith(f"{root}."))
+
+
+def _run_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """``ast.walk`` without the bodies of ``if TYPE_CHECKING``."""
+    yield node
+    if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+        children: Iterable[ast.AST] = node.orelse
+    else:
+        children = ast.iter_child_nodes(node)
+    for child in children:
+        yield from _run_nodes(child)

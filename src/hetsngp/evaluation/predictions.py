@@ -133,7 +133,7 @@ def _is_one_batch(x: Any, y: Any) -> bool:
     return arrays and (x.ndim != y.ndim or x.dtype != y.dtype)
 
 
-def predict_set(
+def predict_batches(
     predictor: Predictor,
     batches: EvaluationBatches,
     *,

@@ -12,7 +12,7 @@ import torch
 
 from hetsngp.evaluation.cache import ResultCache, fingerprint_of
 from hetsngp.evaluation.fingerprints import data_fingerprint, environment_fingerprint
-from hetsngp.evaluation.predictions import EvaluationBatches, SetPredictions, predict_set
+from hetsngp.evaluation.predictions import EvaluationBatches, SetPredictions, predict_batches
 from hetsngp.evaluation.predictors import Predictor
 from hetsngp.evaluation.scores import CorruptedSet, Quality, mean_scores, quality
 from hetsngp.fitting.progress import ExampleProgress
@@ -97,7 +97,7 @@ class SetEvaluator:
         self, batches: EvaluationBatches, *, labelled: bool, uncertainty: bool = True
     ) -> SetPredictions:
         self.progress.begin(batches.where, num_batches(batches.loader))
-        predictions = predict_set(
+        predictions = predict_batches(
             self.predictor,
             batches,
             labelled=labelled,

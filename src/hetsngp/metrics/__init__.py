@@ -1,12 +1,12 @@
 """Numbers for predictions, on torchmetrics where it has the metric; needs ``pip install 'hetsngp[eval]'``.
 
-``probabilities``: probs against labels, votes or multi-label targets. ``loader_quality``: accuracy, NLL and
-ECE of a pass over a loader. ``detection``: scores of in-distribution against out-of-distribution examples.
-``selection``: errors that remain when the most uncertain examples are left out.
+``probabilities``: probs against labels, votes or multi-label targets. ``per_example``: accuracy, NLL and ECE
+from three numbers for each example. ``detection``: scores of in-distribution against out-of-distribution
+examples. ``selection``: errors that remain when the most uncertain examples are left out.
 """
 
 from hetsngp.metrics.detection import aupr, auroc, auroc_standard_error, fpr95, roc
-from hetsngp.metrics.loader_quality import ExampleTerms, example_terms, quality
+from hetsngp.metrics.per_example import ExampleTerms, example_terms, quality
 from hetsngp.metrics.probabilities import (
     Reliability,
     accuracy,

@@ -9,34 +9,34 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
-import math
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from hetsngp import metrics
 from hetsngp.data.corrupted import CorruptedImages
 from hetsngp.data.datasets.imagenet import imagenet_subset
 from hetsngp.data.datasets.imagenet21k import to_imagenet1k
 from hetsngp.data.datasets.synsets import SUBSETS
 from hetsngp.data.preprocessing import Preprocessing
 from hetsngp.evaluation.cache import ResultCache, code_fingerprint, fingerprint_of
+from hetsngp.evaluation.loader_quality import measure_quality
 from hetsngp.evaluation.restriction import restrict
 from hetsngp.io.storage import CONFIG
 from hetsngp.models.classifier import to_device
 from hetsngp.models.ensemble import Ensemble
-from hetsngp.paper.sets import DETECTION, AvailableSets, EvaluationSet
-from hetsngp.paper.tables import PaperColumn
 from hetsngp.serving.bundle import open_run
 
+if TYPE_CHECKING:  # the definitions of the tables decide no number
+    from hetsngp.paper.sets import EvaluationSet
+
 ONE_THOUSAND = ("imagenet", "imagenet-c", "imagenet-a", "imagenet-r", "imagenet-v2")
-"""AvailableSets with labels among the 1,000 classes of ImageNet."""
+"""Sets with labels among the 1,000 classes of ImageNet."""
 BATCH, LARGE_BATCH, LARGE = 1000, 250, 128
 """Images in a batch; ``LARGE_BATCH`` where a side has at least ``LARGE`` pixels."""
 NUM_BINS = 15
@@ -113,27 +113,6 @@ def adapt_to_labels(model: Any, data: str, spec: str) -> tuple[Any, Tensor | Non
 
 
 @torch.no_grad()
-def quality(model: Any, batches: Any, class_index: Tensor | None, device: torch.device) -> dict[str, float]:
-    """Accuracy, NLL and ECE of batches (x, y); for multi-label data precision@1 in place of accuracy.
-
-    ``class_index`` (K',): the class of the model for each label.
-    """
-    multi_label, parts = False, []
-    for x, y in batches:
-        probs, y = model.predict_probs(to_device(x, device)), y.to(device)
-        multi_label = y.dim() == 2
-        if not multi_label and class_index is not None:
-            y = class_index.to(device)[y]
-        parts.append(torch.stack([term.double() for term in metrics.example_terms(probs, y)]).cpu())
-    terms = torch.cat(parts, 1)
-    if not bool(terms.isfinite().all()):
-        raise FloatingPointError("probabilities are not numbers")
-    confidence, correct, nll = terms
-    numbers = metrics.quality(confidence, correct, nll, NUM_BINS)
-    return {"precision_at_1": numbers.pop("accuracy"), **numbers} if multi_label else numbers
-
-
-@torch.no_grad()
 def scores(model: Any, batches: Any, device: torch.device) -> dict[str, Any]:
     """Values of ``ood_score``, one for each example."""
     found = torch.cat([model.predict(to_device(x, device)).ood_score.double().cpu() for x, _ in batches])
@@ -194,7 +173,7 @@ class ModelMeasurements:
             return scores(model, batches, device)
         adapted, class_index = adapt_to_labels(model, self.model.data, of.spec)
         try:
-            return quality(adapted, batches, class_index, device)
+            return measure_quality(adapted, batches, device, class_index=class_index, num_bins=NUM_BINS)
         except FloatingPointError as error:
             raise FloatingPointError(
                 f"{self.model.measured.parent}: {error} on {of.name}, so training diverged: lower the "
@@ -207,23 +186,6 @@ class ModelMeasurements:
         return fingerprint_of(
             code_fingerprint(__name__), *versions, self._identity, self.model.data, of.name, of.size
         )
-
-
-def value_of(
-    column: PaperColumn, sets: AvailableSets, data: str, found: Mapping[EvaluationSet, Any]
-) -> float | None:
-    """Number of a column from the measurements ``found``; None where a set is missing.
-
-    For corrupted sets it is the mean, each counted once.
-    """
-    needed = sets.evaluation_sets(column, data)
-    parts = [found[each] for each in needed if found.get(each) is not None]
-    if len(parts) < len(needed):
-        return None
-    if column.metric in DETECTION:
-        id_scores, ood_scores = (torch.tensor(part["ood_score"], dtype=torch.float64) for part in parts)
-        return float(getattr(metrics, column.metric)(id_scores, ood_scores))
-    return math.fsum(part[column.metric] for part in parts) / len(parts)
 
 
 def _corrupted(inputs: Any, spec: str, device: torch.device, root: Any) -> Mapping[Any, Any]:

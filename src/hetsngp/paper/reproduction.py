@@ -15,9 +15,9 @@ import torch
 
 from hetsngp.data.datasets.dataset import ENVIRONMENT
 from hetsngp.fitting.progress import ExampleProgress
-from hetsngp.paper.measurements import ModelMeasurements, TrainedModel, value_of
+from hetsngp.paper.measurements import ModelMeasurements, TrainedModel
 from hetsngp.paper.plots import draw
-from hetsngp.paper.results import Result, TableRequest
+from hetsngp.paper.results import Result, TableRequest, value_of
 from hetsngp.paper.runs import FINISHED, TO_DO, TableRun, all_runs, check_changes, merge, runs_of, train
 from hetsngp.paper.sets import AvailableSets, EvaluationSet, all_evaluation_sets, find_sets
 from hetsngp.paper.synthetic.table import FIRST_SEED, reproduce_synthetic, synthetic_states

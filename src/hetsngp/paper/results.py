@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
+from hetsngp import metrics
 from hetsngp.files import write_atomically, write_json
+from hetsngp.paper.sets import DETECTION, AvailableSets, EvaluationSet
 from hetsngp.paper.tables import (
     NO_MATTER,
     SOURCE,
@@ -214,3 +216,20 @@ def versions() -> dict[str, str]:
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+
+
+def value_of(
+    column: PaperColumn, sets: AvailableSets, data: str, found: Mapping[EvaluationSet, Any]
+) -> float | None:
+    """Number of a column from the measurements ``found``; None where a set is missing.
+
+    For corrupted sets it is the mean, each counted once.
+    """
+    needed = sets.evaluation_sets(column, data)
+    parts = [found[each] for each in needed if found.get(each) is not None]
+    if len(parts) < len(needed):
+        return None
+    if column.metric in DETECTION:
+        id_scores, ood_scores = (torch.tensor(part["ood_score"], dtype=torch.float64) for part in parts)
+        return float(getattr(metrics, column.metric)(id_scores, ood_scores))
+    return math.fsum(part[column.metric] for part in parts) / len(parts)

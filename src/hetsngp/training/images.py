@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from hetsngp import metrics
 from hetsngp._moved import renamed_arguments
 from hetsngp.conversion.conversion import convert
 from hetsngp.data.preprocessing import Images, Preprocessing
 from hetsngp.evaluation.figures import draw_curves
-from hetsngp.files import replace_file
+from hetsngp.evaluation.loader_quality import measure_quality
+from hetsngp.files import write_text
 from hetsngp.models.classifier import Classifier, to_device
 from hetsngp.models.methods import build
 from hetsngp.nn.backbones import WideResNet
@@ -57,9 +57,8 @@ def train_images(
         return before
     checkpoints = replace(checkpoints, about={**checkpoints.about, **_about(described)})
     data = open_task(task, config.seed)
-    torch.manual_seed(
-        config.seed
-    )  # the same weights in every process; also where a network takes no generator
+    # The same weights in every process; also where a network takes no generator.
+    torch.manual_seed(config.seed)
     model, scale = make_model(task, data.num_classes, data.shape)
     loaders = make_loaders(task, data, scale, seed=config.seed, processes=engine.fabric.world_size)
     trained = engine.train(
@@ -98,7 +97,7 @@ def train_images(
         )
         draw_curves(trained.rows, trained.best, checkpoints.folder / "curves.png")
         text = json.dumps(summary, indent=2) + "\n"
-        replace_file(checkpoints.folder / SUMMARY, lambda file: file.write_text(text, encoding="utf-8"))
+        write_text(checkpoints.folder / SUMMARY, text)
     engine.fabric.barrier()
     return summary
 
@@ -184,25 +183,28 @@ def _thresholds(
     )
 
 
-@torch.no_grad()
 def measure(model: Classifier, loader: Any, engine: Engine) -> dict[str, float]:
     """Accuracy (precision@1 for multi-label data), NLL and ECE; each process predicts its part."""
-    parts = []
-    for x, y in shard_loader(loader, engine.fabric):
-        probs = model.predict_probs(to_device(x, engine.device))
-        terms = metrics.example_terms(probs, to_device(y, engine.device))
-        parts.append(torch.stack([term.float() for term in terms], 1))
-    values = torch.cat(parts)
-    if engine.fabric.world_size > 1:
-        values = _gather(values, engine.fabric)
-    confidence, correct, nll = values.double().cpu().unbind(1)
-    return metrics.quality(confidence, correct, nll)
+    numbers = measure_quality(
+        model,
+        shard_loader(loader, engine.fabric),
+        engine.device,
+        gather=lambda values: _gather(values, engine.fabric),
+        dtype=torch.float32,
+    )
+    return {"accuracy" if name == "precision_at_1" else name: value for name, value in numbers.items()}
 
 
 def _gather(values: torch.Tensor, fabric: Any) -> torch.Tensor:
-    """Concatenate the values of all processes, which may differ by a few examples."""
-    counts = fabric.all_gather(torch.tensor(len(values), device=values.device)).tolist()
-    padded = values.new_zeros(max(counts), values.shape[1])
-    padded[: len(values)] = values
+    """Concatenate values (3, n) of all processes, whose n may differ by a few examples.
+
+    In memory the three values of an example are adjacent: another order would sum with another rounding.
+    """
+    by_example = values.t().contiguous()
+    if fabric.world_size == 1:
+        return by_example.t()
+    counts = fabric.all_gather(torch.tensor(len(by_example), device=values.device)).tolist()
+    padded = by_example.new_zeros(max(counts), len(values))
+    padded[: len(by_example)] = by_example
     gathered = fabric.all_gather(padded)
-    return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
+    return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)]).t()

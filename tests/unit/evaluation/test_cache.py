@@ -271,9 +271,7 @@ def test_the_code_of_all_that_predicts_and_measures_counts_and_not_what_shows_it
     modules = imported_modules(*fingerprints.DECIDES)
     names = ("predictions", "predictors", "restriction", "scores", "set_evaluation", "fingerprints")
     assert {f"hetsngp.evaluation.{name}" for name in names} <= set(modules)
-    assert {"hetsngp.metrics.loader_quality", "hetsngp.models.ensemble", "hetsngp.nn.extractor"} <= set(
-        modules
-    )
+    assert {"hetsngp.metrics.per_example", "hetsngp.models.ensemble", "hetsngp.nn.extractor"} <= set(modules)
     for package in ("functional", "nn", "models", "posterior", "conversion", "frozen", "estimator", "data"):
         files = (SRC / package).rglob("*.py")
         missing = {file for file in files if file.name != "__init__.py"} - set(modules.values())

@@ -160,6 +160,29 @@ def test_a_star_stands_for_a_whole_package(package: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "counts"),
+    [
+        ("if TYPE_CHECKING:\n    from hetsngp.other import a", False),
+        ("if typing.TYPE_CHECKING:\n    from hetsngp.other import a", False),
+        ("if TYPE_CHECKING:\n    pass\nelse:\n    from hetsngp.other import a", True),
+        ("if not TYPE_CHECKING:\n    from hetsngp.other import a", True),
+    ],
+)
+def test_imports_for_annotations_alone_do_not_count(package: Path, line: str, counts: bool) -> None:
+    (package / "near.py").write_text(line)
+    assert ("hetsngp.other" in imported_modules("hetsngp.start", package=package)) == counts
+
+
+def test_names_of_earlier_releases_do_not_count(package: Path) -> None:
+    (package / "_moved.py").write_text("from hetsngp.other import a")
+    (package / "near.py").write_text("from hetsngp._moved import renamed\nfrom hetsngp import _moved")
+    before = fingerprint(package)
+    assert not {"hetsngp._moved", "hetsngp.other"} & set(imported_modules("hetsngp.start", package=package))
+    (package / "_moved.py").write_text("renamed = 1")
+    assert fingerprint(package) == before
+
+
+@pytest.mark.parametrize(
     "line", ["from .far import f", "from . import far", "from hetsngp import f", "import hetsngp"]
 )
 def test_imports_that_cannot_be_followed_are_errors(package: Path, line: str) -> None:
@@ -173,3 +196,7 @@ def test_what_decides_our_own_results_is_found() -> None:
     assert {"hetsngp.fitting.loop", "hetsngp.functional.link", "hetsngp.posterior.fit"} <= set(demo)
     assert not {name for name in demo if name.split(".")[1] in ("cli", "serving", "training")}
     assert "hetsngp.paper.synthetic.plots" not in demo
+    measured = imported_modules("hetsngp.paper.measurements")
+    assert {"hetsngp.evaluation.loader_quality", "hetsngp.metrics.per_example"} <= set(measured)
+    # An edited note of a table is no reason to measure again.
+    assert [name for name in measured if ".paper." in name] == ["hetsngp.paper.measurements"]

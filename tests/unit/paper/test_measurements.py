@@ -17,6 +17,7 @@ from hetsngp.data.class_maps import ClassMap
 from hetsngp.data.datasets.synsets import wnids
 from hetsngp.data.preprocessing import Preprocessing
 from hetsngp.evaluation import restrict
+from hetsngp.evaluation.loader_quality import measure_quality
 from hetsngp.evaluation.predictors import device_of
 from hetsngp.nn.backbones import ResidualMLP, WideResNet
 from hetsngp.paper import measurements as measuring
@@ -24,10 +25,9 @@ from hetsngp.paper.measurements import (
     ModelMeasurements,
     TrainedModel,
     adapt_to_labels,
-    quality,
     scores,
-    value_of,
 )
+from hetsngp.paper.results import value_of
 from hetsngp.paper.sets import AvailableSets, EvaluationSet, find_sets
 from hetsngp.paper.tables import TABLES, PaperColumn
 from hetsngp.serving.bundle import write_serving
@@ -147,7 +147,7 @@ def labelled(name: str, some: list[str]) -> list[tuple[Tensor, Tensor]]:
 def test_labels_of_subsets_are_found_among_all_classes(name: str) -> None:
     some = list(wnids(name))[3::40]
     model, class_index = adapt_to_labels(Oracle("imagenet"), "imagenet", name)
-    found = quality(model, labelled(name, some), class_index, CPU)
+    found = measure_quality(model, labelled(name, some), CPU, class_index=class_index)
     assert found["accuracy"] == 1.0
     assert (class_index is None) == (name == "imagenet")
 
@@ -159,9 +159,9 @@ def test_a_network_of_21843_classes_chooses_among_the_1000(name: str) -> None:
     restricted, class_index = adapt_to_labels(Oracle("imagenet21k"), "imagenet21k", name)
     restricted = restrict(Oracle("imagenet21k"), restricted.class_map, normalise="sigmoid")
     assert restricted.num_classes == 1000
-    assert quality(restricted, labelled(name, some), class_index, CPU)["accuracy"] == 1.0
+    assert measure_quality(restricted, labelled(name, some), CPU, class_index=class_index)["accuracy"] == 1.0
     if TEDDY in wnids(name):
-        missing = quality(restricted, labelled(name, [TEDDY]), class_index, CPU)
+        missing = measure_quality(restricted, labelled(name, [TEDDY]), CPU, class_index=class_index)
         assert missing["accuracy"] == 0.0
         assert missing["nll"] == pytest.approx(87.3, abs=0.1)
 
@@ -173,7 +173,7 @@ def test_several_labels_are_measured_by_precision_at_1() -> None:
         y[row, [label, 100]] = 1.0
     (x, _), *_ = labelled("imagenet21k", some)
     model, class_index = adapt_to_labels(Oracle("imagenet21k"), "imagenet21k", "imagenet21k")
-    found = quality(model, [(x, y)], class_index, CPU)
+    found = measure_quality(model, [(x, y)], CPU, class_index=class_index)
     assert found["precision_at_1"] == 0.75
     assert "accuracy" not in found
 

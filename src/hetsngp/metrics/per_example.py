@@ -1,4 +1,4 @@
-"""Accuracy, NLL and calibration error of a model over a loader, from three numbers for each example.
+"""Accuracy, NLL and calibration error from three numbers for each example.
 
 A pass over a loader keeps :func:`example_terms` of each batch and gives them to :func:`quality` at its end:
 the probabilities of many examples and classes need not be kept.
