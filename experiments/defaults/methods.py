@@ -49,7 +49,7 @@ class Job:
 def on_synthetic(job: Job) -> dict[str, Any]:
     build = hetsngp.build
     synthetic.build = lambda *args, **kwargs: build(*args, **{**kwargs, **dict(job.options)})  # type: ignore
-    run = synthetic.SyntheticRun(job.problem, job.method, job.seed, recipe=synthetic.SETTINGS[job.problem])
+    run = synthetic.SyntheticRun(job.problem, job.method, job.seed, settings=synthetic.SETTINGS[job.problem])
     numbers = synthetic.train_and_measure(run).numbers
     kept = ("accuracy", "ood_auroc", "direction_auroc_mean", "direction_auroc_min")
     return {"held_out_nll": numbers["posterior"]["nll"], **{name: numbers[name] for name in kept}}

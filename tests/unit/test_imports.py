@@ -266,6 +266,50 @@ def test_no_module_has_the_name_of_a_public_function(package: str) -> None:
             assert not inspect.ismodule(getattr(loaded, name)), f"{package}.{name} must stay callable"
 
 
+def defined_types(path: Path) -> Iterator[str]:
+    """Names of the classes of a file, at any level of it, and of its module-level type aliases."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript | ast.BinOp):
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            yield from (name for name in names if not name.isupper() and name.lstrip("_")[:1].isupper())
+
+
+def repeated_types(src: Path) -> dict[str, list[str]]:
+    """Names that several classes or type aliases have → their modules."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((src / "hetsngp").rglob("*.py")):
+        for name in defined_types(path):
+            found.setdefault(name, []).append(module_name(path, src))
+    return {name: modules for name, modules in found.items() if len(modules) > 1}
+
+
+def test_names_of_classes_and_type_aliases_are_unique() -> None:
+    assert not repeated_types(SRC)
+
+
+@pytest.mark.parametrize(
+    ("text", "repeated"),
+    [
+        ("class Row: ...", True),
+        ("Row = dict[str, float | int | None]", True),
+        ("Row = int | str", True),
+        ("def f():\n    class Row: ...", True),
+        ("class Rows: ...", False),
+        ("ROW = TABLE[0]", False),
+        ("from hetsngp.a import Row", False),
+    ],
+)
+def test_a_repeated_name_is_found(text: str, repeated: bool, tmp_path: Path) -> None:
+    (tmp_path / "hetsngp").mkdir()
+    (tmp_path / "hetsngp" / "a.py").write_text("class Row: ...")
+    (tmp_path / "hetsngp" / "b.py").write_text(text)
+    assert repeated_types(tmp_path) == ({"Row": ["hetsngp.a", "hetsngp.b"]} if repeated else {})
+
+
 def test_no_utils() -> None:
     assert not [
         path for path in SRC.rglob("*") if path.stem.strip("_") in {"util", "utils", "helpers", "misc"}

@@ -166,11 +166,11 @@ def _under_corruption(report: Report) -> str:
 
 # --- tables ---------------------------------------------------------------------------------------------
 
-Table = tuple[list[str], list[list[str]]]
+TextTable = tuple[list[str], list[list[str]]]
 """Headings, and rows whose first cell is a name."""
 
 
-def _quality(report: Report) -> Table:
+def _quality(report: Report) -> TextTable:
     q = report.id
     name = "precision@1 ↑" if report.multi_label else "accuracy ↑"
     values = {
@@ -183,7 +183,7 @@ def _quality(report: Report) -> Table:
     return ["", *values], [["id", *values.values()]]
 
 
-def _ood(report: Report, name: str, bold: bool = True) -> Table:
+def _ood(report: Report, name: str, bold: bool = True) -> TextTable:
     scores = report.ood[name].scores
     kinds = {"auroc": "AUROC ↑", "fpr95": "FPR95 ↓", "aupr_out": "AUPR out ↑", "aupr_in": "AUPR in ↑"}
     best = {
@@ -201,7 +201,7 @@ def _ood(report: Report, name: str, bold: bool = True) -> Table:
     return ["score", *kinds.values()], rows
 
 
-def _selection(report: Report) -> Table:
+def _selection(report: Report) -> TextTable:
     headings = ["score", "AURC ↓", "excess ↓", *(f"at {100 * c:.0f} % ↑" for c in COVERAGES)]
     rows = [
         [label(score), f"{s.aurc:.4f}", f"{s.excess_aurc:.4f}"]
@@ -211,7 +211,7 @@ def _selection(report: Report) -> Table:
     return headings, rows
 
 
-def _corrupted(report: Report, groups: Mapping[str, Means] | Mapping[int, Means], name: str) -> Table:
+def _corrupted(report: Report, groups: Mapping[str, Means] | Mapping[int, Means], name: str) -> TextTable:
     assert report.corrupted is not None
     known = report.corrupted.mean.scores
     both = ("total_uncertainty", "model_uncertainty")

@@ -55,10 +55,10 @@ def _height(part: PaperPart) -> float:
 def _dots(ax: Any, result: Result, part: PaperPart, column: PaperColumn) -> None:
     """Draw a row for each method, the first on top: ours filled above, the paper's hollow below."""
     count = len(part.rows)
-    for place, row in enumerate(part.rows):
-        cell, y = result.cell(part, row, column), count - 1 - place
-        for mean, error, shift, look in _marks(cell):
-            ax.errorbar(mean, y + shift, xerr=error, **look)
+    for index, row in enumerate(part.rows):
+        cell, y = result.cell(part, row, column), count - 1 - index
+        for mean, error, offset, style in _marks(cell):
+            ax.errorbar(mean, y + offset, xerr=error, **style)
     ax.set_yticks(range(count), [row.title for row in reversed(part.rows)])
     ax.set_ylim(-0.6, count - 0.4)
     ax.set_xlabel(ARROWS[column.sign], fontsize=8, color="0.4")
@@ -74,10 +74,10 @@ def _line(ax: Any, result: Result, part: PaperPart, column: PaperColumn) -> None
         found = [(float(row.name), _marks(result.cell(part, row, column))) for row in rows]
         points = [(x, mark) for x, marks in found for mark in marks if (mark[2] < 0) == bool(whose)]
         if points:
-            look = points[0][1][3]
+            style = points[0][1][3]
             errors = [mark[1] or 0.0 for _, mark in points]
             means = [mark[0] for _, mark in points]
-            style = {**look, "fmt": f"{look['fmt']}-", "linewidth": 1}
+            style = {**style, "fmt": f"{style['fmt']}-", "linewidth": 1}
             ax.errorbar([x for x, _ in points], means, yerr=errors, **style)
     ax.set_xscale("log")
     ax.set_xticks([float(row.name) for row in rows], [f"{float(row.name):g}" for row in rows])
@@ -90,14 +90,14 @@ def _line(ax: Any, result: Result, part: PaperPart, column: PaperColumn) -> None
 
 
 def _marks(cell: Cell) -> list[tuple[float, float | None, float, dict[str, Any]]]:
-    """(mean, standard error, place within the row, look) of ours and of the paper's, where there are any."""
-    look: dict[str, Any] = {"fmt": "o", "markersize": 5.5, "capsize": 2.5, "linewidth": 1.2}
+    """(mean, standard error, offset within the row, style) of our and the paper's number, if there is one."""
+    style: dict[str, Any] = {"fmt": "o", "markersize": 5.5, "capsize": 2.5, "linewidth": 1.2}
     marks: list[tuple[float, float | None, float, dict[str, Any]]] = []
     if cell.mean is not None:
-        marks.append((cell.mean, cell.standard_error, 0.14, {**look, "color": OURS}))
+        marks.append((cell.mean, cell.standard_error, 0.14, {**style, "color": OURS}))
     if cell.paper is not None:
         hollow = {"color": PAPERS, "markerfacecolor": "white"}
-        marks.append((cell.paper[0], cell.paper[1], -0.14, {**look, **hollow, "fmt": "s"}))
+        marks.append((cell.paper[0], cell.paper[1], -0.14, {**style, **hollow, "fmt": "s"}))
     return marks
 
 

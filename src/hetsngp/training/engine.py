@@ -29,7 +29,7 @@ from hetsngp.training.config import CheckpointConfig, TrainConfig
 from hetsngp.training.gradients import FabricGradients
 from hetsngp.training.hardware import Hardware
 from hetsngp.training.loaders import ResumableLoader, num_examples, shard_loader
-from hetsngp.training.logs import Row
+from hetsngp.training.logs import MetricsRow
 from hetsngp.training.run import PosteriorRefit, RunData, TrainingRun, samples_beta
 from hetsngp.validation import check_batch, check_held_out, is_device_loader
 
@@ -41,7 +41,7 @@ class Trained:
     model: Classifier
     """The given model, trained; under fsdp, which shards that one, a full copy of it."""
     history: list[EpochResult]
-    rows: list[Row]
+    rows: list[MetricsRow]
     """Rows of ``metrics.csv``, one for each epoch."""
     resumed: int
     """Number of updates that earlier calls had made."""

@@ -16,7 +16,7 @@ from hetsngp.training.config import CheckpointConfig
 
 COLUMNS = ("epoch", "updates", "loss", "held_out", "lr", "seconds", "examples_per_second")
 
-Row = dict[str, float | int | None]
+MetricsRow = dict[str, float | int | None]
 
 CLOSING_SECONDS = 5.0
 
@@ -51,7 +51,7 @@ class Logs:
         self.progress.within(epoch, share, loss)
         self._scalars(updates, {"within epoch/loss": loss, "within epoch/lr": lr})
 
-    def epoch(self, result: EpochResult, rows: list[Row]) -> None:
+    def epoch(self, result: EpochResult, rows: list[MetricsRow]) -> None:
         """Log an epoch; ``rows``: those of all epochs so far, which a resumed run writes again."""
         self.progress(result)
         last = rows[-1]
@@ -78,7 +78,7 @@ def _close(writer: Any, wait: float | None) -> None:
     closing.join(wait)
 
 
-def write_csv(file: Path, rows: list[Row]) -> None:
+def write_csv(file: Path, rows: list[MetricsRow]) -> None:
     """Write all rows, replacing the file."""
 
     def write(temporary: Path) -> None:

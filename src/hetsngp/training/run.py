@@ -21,7 +21,7 @@ from hetsngp.training.checkpointing.storage import has_state, remove_states, wri
 from hetsngp.training.config import CheckpointConfig, TrainConfig
 from hetsngp.training.gradients import FabricGradients
 from hetsngp.training.loaders import ResumableLoader
-from hetsngp.training.logs import Logs, Row
+from hetsngp.training.logs import Logs, MetricsRow
 
 
 def samples_beta(model: Classifier) -> bool:
@@ -111,7 +111,7 @@ class TrainingRun:
         self.model = gradients.model
         self.state, self.lr = TrainState(), 0.0
         self.history: list[EpochResult] = []
-        self.rows: list[Row] = []
+        self.rows: list[MetricsRow] = []
         self.best = _BestOrAveragedWeights(gradients)
         self.finished = False
         self.resumed = 0
@@ -189,7 +189,7 @@ class TrainingRun:
             )
             self.gradients.average_statistics()
             seconds, seen = time.perf_counter() - begun, state.seen - before
-            row: Row = {"epoch": state.epoch, "updates": state.updates, "loss": loss}
+            row: MetricsRow = {"epoch": state.epoch, "updates": state.updates, "loss": loss}
             row |= {"held_out": self._held_out(), "lr": self.lr}
             seconds += self._refit_posterior()
             row["seconds"] = seconds

@@ -323,7 +323,8 @@ def test_python_m_hetsngp_and_its_processes_stop_when_told(tmp_path: Path) -> No
 def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline
+        if time.monotonic() > deadline:
+            pytest.fail(f"timeout after {seconds:g} s")
         time.sleep(0.1)
 
 

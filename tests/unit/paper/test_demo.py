@@ -113,7 +113,7 @@ def test_the_papers_cluster_is_scored_against_the_test_points() -> None:
 
 @pytest.mark.usefixtures("small")
 def test_a_run_repeats_itself_whatever_the_global_generator() -> None:
-    run = SyntheticRun("two_moons", "hetsngp", 0, recipe=TINY)
+    run = SyntheticRun("two_moons", "hetsngp", 0, settings=TINY)
     first = train_and_measure(run).numbers
     torch.manual_seed(9)
     second = train_and_measure(run).numbers
@@ -140,7 +140,7 @@ def test_a_run_is_the_librarys_own_road(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(synthetic, "fit_posterior", fit)
     monkeypatch.setattr(synthetic, "train", train)
-    numbers = train_and_measure(SyntheticRun("noisy_circles", "sngp", 0, recipe=TINY)).numbers
+    numbers = train_and_measure(SyntheticRun("noisy_circles", "sngp", 0, settings=TINY)).numbers
     task = make_task("noisy_circles", 0)
     assert torch.equal(seen["trained"][0], task.train.x)
     assert torch.equal(seen["trained"][1], task.train.y)
@@ -150,7 +150,7 @@ def test_a_run_is_the_librarys_own_road(monkeypatch: pytest.MonkeyPatch) -> None
     assert numbers["posterior"]["count"] == 1500
     assert numbers["posterior"]["held_out"] == 300
     uncalibrated = dataclasses.replace(TINY, calibrate=False)
-    train_and_measure(SyntheticRun("noisy_circles", "sngp", 0, recipe=uncalibrated))
+    train_and_measure(SyntheticRun("noisy_circles", "sngp", 0, settings=uncalibrated))
     assert seen["calibration"] is None
 
 
@@ -180,11 +180,11 @@ def test_maps_are_upright(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_the_demo_writes_everything_and_repeats_only_what_is_missing(tmp_path: Path) -> None:
-    plan = DemoConfig(("two_moons", "noisy_circles"), ("deterministic", "sngp"), (0, 1))
+    config = DemoConfig(("two_moons", "noisy_circles"), ("deterministic", "sngp"), (0, 1))
 
     def demo() -> tuple[str, dict[str, Any]]:
         console = Console(width=200, record=True, quiet=False, file=(tmp_path / "log").open("a"))
-        run_demo(plan, tmp_path, 1, console)
+        run_demo(config, tmp_path, 1, console)
         return console.export_text(), json.loads((tmp_path / "results.json").read_text())
 
     text, results = demo()
@@ -227,7 +227,7 @@ def test_the_demo_writes_everything_and_repeats_only_what_is_missing(tmp_path: P
 @pytest.mark.usefixtures("small")
 def test_processes_give_the_numbers_of_one_process(tmp_path: Path) -> None:
     """Really spawned: the workers measure on all points, so only what training decides is compared."""
-    both = [SyntheticRun("two_moons", "deterministic", seed, recipe=TINY) for seed in (0, 1)]
+    both = [SyntheticRun("two_moons", "deterministic", seed, settings=TINY) for seed in (0, 1)]
     alone, pooled = Store.open(tmp_path / "alone"), Store.open(tmp_path / "pooled")
     steps: list[runs.Step] = []
     runs.run_all(both, alone, workers=1)
@@ -242,7 +242,7 @@ def test_processes_give_the_numbers_of_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_that_fails_is_named(tmp_path: Path) -> None:
-    wrong = [SyntheticRun("two_moons", name, 0, recipe=TINY) for name in ("no_such_method", "another")]
+    wrong = [SyntheticRun("two_moons", name, 0, settings=TINY) for name in ("no_such_method", "another")]
     with pytest.raises(RuntimeError, match=r"seed0 failed: unknown method"):
         runs.run_all(wrong, Store.open(tmp_path), workers=2)
     assert not list(tmp_path.rglob("*.json"))
@@ -252,16 +252,17 @@ def test_a_run_that_fails_is_named(tmp_path: Path) -> None:
 
 def test_a_file_belongs_to_settings_and_code(tmp_path: Path) -> None:
     box = Store(tmp_path, "code")
-    run = SyntheticRun("two_moons", "sngp", 0, recipe=TINY)
+    run = SyntheticRun("two_moons", "sngp", 0, settings=TINY)
     others = [
         dataclasses.replace(run, seed=1),
         dataclasses.replace(run, label_noise=0.2),
-        dataclasses.replace(run, recipe=dataclasses.replace(TINY, lr=1e-3)),
+        dataclasses.replace(run, settings=dataclasses.replace(TINY, lr=1e-3)),
     ]
     names = {box.fingerprint(r) for r in (run, *others)} | {Store(tmp_path, "changed").fingerprint(run)}
     assert len(names) == 5
-    circles = SyntheticRun("noisy_circles", "sngp", 0, recipe=TINY)  # have their own noise
+    circles = SyntheticRun("noisy_circles", "sngp", 0, settings=TINY)  # have their own noise
     assert box.fingerprint(circles) == box.fingerprint(dataclasses.replace(circles, label_noise=0.2))
+    assert list(run.describe()) == ["task", "method", "seed", "label_noise", "recipe"]  # keys of the files
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
@@ -279,11 +280,11 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 def test_the_dearest_runs_come_first_and_maps_are_of_the_first_seed() -> None:
-    plan = DemoConfig(("two_moons", "noisy_circles"), tuple(METHODS), (3, 4), epochs=7)
-    assert [run.method for run in plan.runs()[:2]] == [list(METHODS)[-1]] * 2
-    assert len(set(plan.runs())) == 2 * len(METHODS) * 2
-    assert {run.seed for run in plan.runs() if plan.has_maps(run)} == {3}
-    assert {run.recipe.epochs for run in plan.runs()} == {7}
+    config = DemoConfig(("two_moons", "noisy_circles"), tuple(METHODS), (3, 4), epochs=7)
+    assert [run.method for run in config.runs()[:2]] == [list(METHODS)[-1]] * 2
+    assert len(set(config.runs())) == 2 * len(METHODS) * 2
+    assert {run.seed for run in config.runs() if config.has_maps(run)} == {3}
+    assert {run.settings.epochs for run in config.runs()} == {7}
 
 
 # --- what is shown --------------------------------------------------------------------------------------

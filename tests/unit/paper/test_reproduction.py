@@ -16,7 +16,7 @@ from hetsngp.paper.plots import draw
 from hetsngp.paper.reproduction import _each_warning_once, check_request
 from hetsngp.paper.results import Cell, Result, TableRequest, within_one_error
 from hetsngp.paper.runs import TableRun, all_runs, merge, runs_of
-from hetsngp.paper.synthetic.table import plan_for
+from hetsngp.paper.synthetic.table import config_for
 from hetsngp.paper.tables import METRICS, PAPER, PaperPart, printed
 from hetsngp.paper.text import NONE, WIDTH, markdown, plain_text
 from hetsngp.training.recipes.recipe import read_recipe
@@ -296,10 +296,10 @@ def test_the_same_warning_of_many_runs_is_shown_once() -> None:
 
 
 def test_synthetic_seeds_are_not_those_that_settings_were_chosen_on() -> None:
-    plan = plan_for(check_request("synthetic", changes=["schedule.epochs=2"]))
-    assert plan.seeds == tuple(range(200, 210))
-    assert plan.epochs == 2
-    assert set(plan.tasks) == {"noisy_circles", "two_moons", "gaussian_mixture"}
+    config = config_for(check_request("synthetic", changes=["schedule.epochs=2"]))
+    assert config.seeds == tuple(range(200, 210))
+    assert config.epochs == 2
+    assert set(config.tasks) == {"noisy_circles", "two_moons", "gaussian_mixture"}
 
 
 # --- means, errors, marks -------------------------------------------------------------------------------

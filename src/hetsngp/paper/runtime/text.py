@@ -28,7 +28,7 @@ NOTES = (
     "the width of the label noise, which training changes.",
     "The paper: ViT-B/16 on 32 cores of TPU v3; for ResNet-50 it does not say on what.",
 )
-Cells = list[list[str]]
+TextRows = list[list[str]]
 
 
 def plain_text(tables: Mapping[str, Any]) -> str:
@@ -47,7 +47,7 @@ def markdown(tables: Mapping[str, Any], picture: str) -> str:
     return "\n\n".join([*blocks, *NOTES]) + "\n"
 
 
-def _sections(tables: Mapping[str, Any]) -> Iterator[tuple[str, Cells]]:
+def _sections(tables: Mapping[str, Any]) -> Iterator[tuple[str, TextRows]]:
     """Yield the title and the cells, headings first, of each network and phase."""
     for table in tables["networks"].values():
         about = f"{table['network']}, batches of {table['batch_size']}, {table['precision']}"
@@ -56,7 +56,7 @@ def _sections(tables: Mapping[str, Any]) -> Iterator[tuple[str, Cells]]:
             yield title, _cells(table, kind)
 
 
-def _cells(table: Mapping[str, Any], kind: str) -> Cells:
+def _cells(table: Mapping[str, Any], kind: str) -> TextRows:
     headings = ["", "ms/image", "×", "paper", "×"]
     if table["counted"]:
         headings += ["GFLOP/image", "×", "paper", "×"]

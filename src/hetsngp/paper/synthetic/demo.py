@@ -33,14 +33,14 @@ class DemoConfig:
     epochs: int | None = None
     """Replaces the epochs of the settings, for a quick look."""
 
-    def recipe(self, task: str) -> SyntheticSettings:
+    def settings(self, task: str) -> SyntheticSettings:
         """Settings of every method on ``task``."""
-        recipe = SETTINGS[task]
-        return recipe if self.epochs is None else replace(recipe, epochs=self.epochs)
+        settings = SETTINGS[task]
+        return settings if self.epochs is None else replace(settings, epochs=self.epochs)
 
     def run(self, task: str, method: str, seed: int) -> SyntheticRun:
         """A single run."""
-        return SyntheticRun(task, method, seed, self.label_noise, self.recipe(task))
+        return SyntheticRun(task, method, seed, self.label_noise, self.settings(task))
 
     def runs(self) -> list[SyntheticRun]:
         """All runs, the most expensive methods first, so that no core is left with a long one at the end."""
@@ -61,23 +61,23 @@ class DemoConfig:
         return f"Synthetic tasks, {title}"
 
 
-def run_demo(plan: DemoConfig, out: Path, jobs: int | None, console: Any) -> Summary:
+def run_demo(config: DemoConfig, out: Path, jobs: int | None, console: Any) -> Summary:
     """Train what is not in ``out`` yet, print the table, draw the figures, and write it all as JSON."""
-    store, runs = Store.open(out), plan.runs()
-    todo = [run for run in runs if not store.has(run, maps=plan.has_maps(run))]
+    store, runs = Store.open(out), config.runs()
+    todo = [run for run in runs if not store.has(run, maps=config.has_maps(run))]
     if len(todo) < len(runs):
         done = f"{len(runs) - len(todo)} of {len(runs)} runs are in {out / 'runs'} already: skipped"
         console.print(done, highlight=False, soft_wrap=True)
     if todo:
         start = time.perf_counter()
         with _progress(todo, console) as on_step:
-            run_all(todo, store, maps=plan.has_maps, workers=jobs, on_step=on_step)
+            run_all(todo, store, maps=config.has_maps, workers=jobs, on_step=on_step)
         console.print(f"trained and measured in {time.perf_counter() - start:.0f} s", highlight=False)
     results = store.results(runs)
-    order = [plan.run(t, m, s) for t in plan.tasks for m in plan.methods for s in plan.seeds]
+    order = [config.run(t, m, s) for t in config.tasks for m in config.methods for s in config.seeds]
     summary = summarise((run, results[run]["numbers"]) for run in order)
     content = {
-        "plan": asdict(plan),
+        "plan": asdict(config),
         "versions": store.versions(),
         "notes": CAPTION,
         "paper": PAPER,
@@ -85,8 +85,8 @@ def run_demo(plan: DemoConfig, out: Path, jobs: int | None, console: Any) -> Sum
         "runs": [results[run] for run in order],
     }
     write_json(out / "results.json", content)
-    figures = draw_figures(plan, store, results)
-    console.print(table(summary, plan.title()))
+    figures = draw_figures(config, store, results)
+    console.print(table(summary, config.title()))
     for text in sorted({text for run in order for text in results[run]["numbers"]["warnings"]}):
         console.print(f"warning: {text}", markup=False)
     for path in (*figures, out / "results.json"):
@@ -94,12 +94,12 @@ def run_demo(plan: DemoConfig, out: Path, jobs: int | None, console: Any) -> Sum
     return summary
 
 
-def draw_figures(plan: DemoConfig, store: Store, results: dict[SyntheticRun, dict[str, Any]]) -> list[Path]:
+def draw_figures(config: DemoConfig, store: Store, results: dict[SyntheticRun, dict[str, Any]]) -> list[Path]:
     """Draw the uncertainties of each task, and the predicted labels of the circles."""
     written = []
-    for name in plan.tasks:
-        task = make_task(name, plan.seeds[0], plan.label_noise)
-        runs = {method: plan.run(name, method, plan.seeds[0]) for method in plan.methods}
+    for name in config.tasks:
+        task = make_task(name, config.seeds[0], config.label_noise)
+        runs = {method: config.run(name, method, config.seeds[0]) for method in config.methods}
         maps = {method: store.read_maps(run) or {} for method, run in runs.items()}
         written.append(store.out / f"{name}.png")
         draw_uncertainty(task, maps, written[-1])
@@ -115,7 +115,7 @@ def _progress(todo: list[SyntheticRun], console: Any) -> Iterator[Callable[[Step
     """Show a bar over the epochs of all runs, and a line for each finished run."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    epochs = sum(run.recipe.epochs for run in todo)
+    epochs = sum(run.settings.epochs for run in todo)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left"))
     seen = done = 0
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
@@ -128,7 +128,7 @@ def _progress(todo: list[SyntheticRun], console: Any) -> Iterator[Callable[[Step
                 bar.advance(task)
             else:
                 done += 1
-                bar.advance(task, MEASURING * step.run.recipe.epochs)
+                bar.advance(task, MEASURING * step.run.settings.epochs)
                 bar.console.print(f"{done:3d}/{len(todo)}  {step.run.name}", highlight=False)
             bar.update(task, description=f"{done}/{len(todo)} models, {seen}/{epochs} epochs")
 

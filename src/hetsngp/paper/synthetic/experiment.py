@@ -78,17 +78,17 @@ class SyntheticRun:
     seed: int
     label_noise: float = 0.0
     """Ignored by tasks that define their noise."""
-    recipe: SyntheticSettings = field(default_factory=SyntheticSettings)
+    settings: SyntheticSettings = field(default_factory=SyntheticSettings)
 
     @property
     def name(self) -> str:
         """Name for files and messages."""
         return f"{self.task}-{self.method}-seed{self.seed}"
 
-    def settings(self) -> dict[str, Any]:
-        """Settings for JSON."""
-        settings = asdict(self)
-        return {**settings, "label_noise": None} if self.task in FIXED_NOISE else settings
+    def describe(self) -> dict[str, Any]:
+        """Fields for JSON, where the settings are under "recipe"."""
+        fields = {"recipe" if name == "settings" else name: value for name, value in asdict(self).items()}
+        return {**fields, "label_noise": None} if self.task in FIXED_NOISE else fields
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def train_and_measure(
         start = time.process_time()
         model = _train(run, task, keep)
         trained = time.process_time()
-        held_out = _batches(task.held_out) if run.recipe.calibrate else None
+        held_out = _batches(task.held_out) if run.settings.calibrate else None
         report = fit_posterior(model, _batches(task.train), calibration=held_out)
         fitted = time.process_time()
         numbers = measure(model, task)
@@ -139,29 +139,29 @@ def train_and_measure(
 
 
 def _train(run: SyntheticRun, task: SyntheticTask, on_epoch: Callable[[EpochResult], None]) -> Classifier:
-    recipe = run.recipe
+    settings = run.settings
     generator = torch.Generator().manual_seed(run.seed)
-    backbone = ResidualMLP(2, recipe.width, recipe.depth, generator=generator)
+    backbone = ResidualMLP(2, settings.width, settings.depth, generator=generator)
     model = build(
         check_method(run.method),
         backbone,
         task.num_classes,
         generator=generator,
         dataset_size=len(task.train),
-        amplitude=recipe.amplitude,
-        length_scale=recipe.length_scale,
-        random_features=recipe.random_features,
-        rank=recipe.rank,
-        temperature=recipe.temperature,
+        amplitude=settings.amplitude,
+        length_scale=settings.length_scale,
+        random_features=settings.random_features,
+        rank=settings.rank,
+        temperature=settings.temperature,
     )
     data = TensorDataset(task.train.x, task.train.y)
-    loader = DataLoader(data, recipe.batch_size, shuffle=True, generator=generator)
+    loader = DataLoader(data, settings.batch_size, shuffle=True, generator=generator)
     train(
         model,
         loader,
-        epochs=recipe.epochs,
-        lr=recipe.lr,
-        weight_decay=recipe.weight_decay,
+        epochs=settings.epochs,
+        lr=settings.lr,
+        weight_decay=settings.weight_decay,
         generator=generator,
         on_epoch=on_epoch,
     )

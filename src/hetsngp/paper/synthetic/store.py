@@ -35,7 +35,7 @@ class Store:
 
     def fingerprint(self, run: SyntheticRun) -> str:
         """Hash of all that decides the numbers of ``run``."""
-        return fingerprint_of({"settings": run.settings(), "code": self.code, "torch": torch.__version__})
+        return fingerprint_of({"settings": run.describe(), "code": self.code, "torch": torch.__version__})
 
     def has(self, run: SyntheticRun, *, maps: bool) -> bool:
         """Whether ``run`` is finished, with its maps if they are needed."""
@@ -45,7 +45,7 @@ class Store:
         """Store numbers and maps; maps first, because the numbers say that the run is finished."""
         if outcome.maps is not None:
             self._maps.write_arrays(self._name(run), self.fingerprint(run), outcome.maps)
-        content = {"settings": run.settings(), **self.versions(), "numbers": outcome.numbers}
+        content = {"settings": run.describe(), **self.versions(), "numbers": outcome.numbers}
         self._numbers.write(self._name(run), self.fingerprint(run), content)
 
     def read(self, run: SyntheticRun) -> dict[str, Any] | None:

@@ -73,9 +73,9 @@ def table(summary: Summary, title: str) -> Any:
         rows.append([task.replace("_", " ")])
         for method, cell in methods.items():
             rows.append([f"  {method}", *(_cell(task, method, name, cell) for name in COLUMNS)])
-    look = {"box": box.SIMPLE_HEAD, "padding": (0, 0, 0, 1), "pad_edge": False}  # 80 columns are enough
+    style = {"box": box.SIMPLE_HEAD, "padding": (0, 0, 0, 1), "pad_edge": False}  # 80 columns are enough
     return rich_table(
-        ["method", *COLUMNS.values()], rows, title=title, caption=CAPTION, caption_justify="left", **look
+        ["method", *COLUMNS.values()], rows, title=title, caption=CAPTION, caption_justify="left", **style
     )
 
 

@@ -18,7 +18,7 @@ NUMBERS = {"accuracy": "accuracy", "auroc": "ood_auroc"}
 """Metric of a column → name in a run's numbers."""
 
 
-def plan_for(request: TableRequest) -> DemoConfig:
+def config_for(request: TableRequest) -> DemoConfig:
     """Runs of every task with every row, for every seed."""
     (part,) = request.table.parts
     tasks = tuple(column.data for column in part.columns)
@@ -28,9 +28,10 @@ def plan_for(request: TableRequest) -> DemoConfig:
 
 def synthetic_states(request: TableRequest, out: Path) -> list[tuple[str, str]]:
     """State of every run: its name, and "finished" or "to do"."""
-    plan, store = plan_for(request), Store.open(out / "synthetic")
+    config, store = config_for(request), Store.open(out / "synthetic")
     return [
-        (run.name, "finished" if store.has(run, maps=plan.has_maps(run)) else "to do") for run in plan.runs()
+        (run.name, "finished" if store.has(run, maps=config.has_maps(run)) else "to do")
+        for run in config.runs()
     ]
 
 
@@ -38,9 +39,9 @@ def reproduce_synthetic(
     request: TableRequest, out: Path, say: Callable[[str], None], jobs: int | None = None
 ) -> Result:
     """Train what is not in ``out/synthetic`` yet; the figures are of the first seed."""
-    plan, store = plan_for(request), Store.open(out / "synthetic")
-    runs = plan.runs()
-    todo = [run for run in runs if not store.has(run, maps=plan.has_maps(run))]
+    config, store = config_for(request), Store.open(out / "synthetic")
+    runs = config.runs()
+    todo = [run for run in runs if not store.has(run, maps=config.has_maps(run))]
     if len(todo) < len(runs):
         say(f"{len(runs) - len(todo)} of {len(runs)} runs are finished already")
     done = 0
@@ -51,7 +52,7 @@ def reproduce_synthetic(
             done += 1
             say(f"{done}/{len(todo)}  {step.run.name}")
 
-    run_all(todo, store, maps=plan.has_maps, workers=jobs, on_step=on_step)
+    run_all(todo, store, maps=config.has_maps, workers=jobs, on_step=on_step)
     results = store.results(runs)
     result = Result(request, notes=request.table.notes)
     (part,) = request.table.parts
@@ -61,11 +62,11 @@ def reproduce_synthetic(
         column = next(column for column in part.columns if column.data == run.task)
         result.add(part, row, column, run.seed, float(numbers[NUMBERS[column.metric]]))
         result.runs[run.name] = {
-            "settings": run.settings(),
+            "settings": run.describe(),
             "seconds": numbers["seconds"],
             "numbers": numbers,
         }
-    files = [*draw_figures(plan, store, results), *result.save(out), out / f"{request.name}.png"]
+    files = [*draw_figures(config, store, results), *result.save(out), out / f"{request.name}.png"]
     draw(result, files[-1])
     say(str(result))
     say(f"wrote {', '.join(str(file) for file in files)}")

@@ -12,7 +12,7 @@ from hetsngp.fitting.loop import TrainState
 from hetsngp.training.checkpointing.state_dicts import STATISTICS, full_tensors, load_model, load_optimizer
 from hetsngp.training.checkpointing.storage import has_state, read_state
 from hetsngp.training.config import CheckpointConfig
-from hetsngp.training.logs import COLUMNS, Row
+from hetsngp.training.logs import COLUMNS, MetricsRow
 from hetsngp.training.recipes.keys import current_config
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def _statistics(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in state.items() if name.endswith(STATISTICS)}
 
 
-def _table(rows: list[Row]) -> Tensor:
+def _table(rows: list[MetricsRow]) -> Tensor:
     """Rows of metrics.csv as a tensor (epochs, columns) in float64; NaN for None."""
     values = [
         [float("nan") if row[name] is None else float(row[name] or 0) for name in COLUMNS] for row in rows
@@ -194,10 +194,10 @@ def _table(rows: list[Row]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64).reshape(len(rows), len(COLUMNS))
 
 
-def _rows(table: Tensor, has_held_out: bool) -> list[Row]:
-    rows: list[Row] = []
+def _rows(table: Tensor, has_held_out: bool) -> list[MetricsRow]:
+    rows: list[MetricsRow] = []
     for values in table.tolist():
-        row: Row = dict(zip(COLUMNS, values, strict=True))
+        row: MetricsRow = dict(zip(COLUMNS, values, strict=True))
         row |= {name: int(row[name] or 0) for name in ("epoch", "updates")}
         rows.append(row if has_held_out else {**row, "held_out": None})
     return rows
