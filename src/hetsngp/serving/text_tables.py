@@ -11,10 +11,10 @@ from itertools import zip_longest
 from typing import Any
 
 MISSING = "tables need rich: pip install 'hetsngp[eval]'"
-Row = Sequence[str]
+Cells = Sequence[str]
 
 
-def rich_table(headings: Row, rows: Sequence[Row], *, num_names: int = 1, **style: Any) -> Any:
+def rich_table(headings: Cells, rows: Sequence[Cells], *, num_names: int = 1, **style: Any) -> Any:
     """Make a ``rich.table.Table``; a row of one cell is the heading of a section.
 
     ``style``: arguments of ``rich.table.Table``.
@@ -32,7 +32,7 @@ def rich_table(headings: Row, rows: Sequence[Row], *, num_names: int = 1, **styl
     return table
 
 
-def plain_table(headings: Row, rows: Sequence[Row], *, num_names: int = 1, gap: int = 2) -> str:
+def plain_table(headings: Cells, rows: Sequence[Cells], *, num_names: int = 1, gap: int = 2) -> str:
     """Aligned columns without lines around them, ``gap`` spaces apart.
 
     >>> print(plain_table(["method", "NLL"], [["sngp", "0.947"], ["hetsngp", "0.9"]]))
@@ -45,7 +45,7 @@ def plain_table(headings: Row, rows: Sequence[Row], *, num_names: int = 1, gap: 
 
 
 def align_rows(
-    rows: Sequence[Row], *, right: Collection[int] = (), min_widths: Sequence[int] = (), gap: int = 2
+    rows: Sequence[Cells], *, right: Collection[int] = (), min_widths: Sequence[int] = (), gap: int = 2
 ) -> tuple[list[str], list[int]]:
     """Align rows; returns the lines and the width of each column.
 
@@ -77,7 +77,7 @@ def align_rows(
     return lines, widths
 
 
-def markdown_table(headings: Row, rows: Sequence[Row], *, num_names: int = 1) -> str:
+def markdown_table(headings: Cells, rows: Sequence[Cells], *, num_names: int = 1) -> str:
     """Table in Markdown.
 
     >>> print(markdown_table(["method", "NLL"], [["sngp", "0.947"]]))
