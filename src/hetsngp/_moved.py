@@ -190,6 +190,7 @@ RENAMED: dict[str, str] = {
     "training.recipes.recipe.book_names": "recipe_names",
     "evaluation.fingerprints.Digest": "Fingerprinter",
     "evaluation.fingerprints.Unseen": "CannotFingerprint",
+    "evaluation.predictions.Rows": "SetPredictions",
     "evaluation.predictions.predict_rows": "predict_batches",
     "evaluation.report.OutsideSet": "OODSet",
     "paper.Table": "PaperTable",

@@ -1,6 +1,7 @@
 """Import paths of release 0.1: those of its README and docs keep working, and say where things are now."""
 
 import copy
+import dataclasses
 import doctest
 import importlib
 import inspect
@@ -17,7 +18,7 @@ import pytest
 import torch
 
 import hetsngp
-from hetsngp._moved import MOVED, RENAMED, MovedModule, _public_names
+from hetsngp._moved import MOVED, RENAMED, MovedModule, _public_names, rename_keys
 
 SRC = Path(hetsngp.__file__).parents[1]
 PICKLES = Path(__file__).parents[1] / "saved_0_1" / "pickles.pkl"
@@ -216,6 +217,32 @@ def test_what_was_pickled_by_0_1_loads() -> None:
     assert [m.config["method"] for m in found["ensemble"].members] == ["deterministic", "posterior_network"]
     assert found["ensemble"].predict(found["x"]).probs.shape == (6, 3)
     assert (found["schedule"].epochs, found["schedule"].lr) == (3, 0.1)
+
+
+# Class, module that has it now, name of 0.1 → name of the field now.
+RENAMED_FIELDS: list[tuple[str, str, dict[str, str]]] = [
+    ("TrainConfig", "training.config", {"average": "ema_decay"}),
+    ("Schedule", "fitting.schedule", {"gp_lr": "gp_lr_multiplier"}),
+    ("Preprocessing", "data.preprocessing", {"several_labels": "multi_label"}),
+    ("Thresholds", "serving.decisions", {"right": "correct"}),
+    ("VerdictRules", "training.recipes.task", {"right": "correct"}),
+    ("Recipe", "training.recipes.recipe", {"plan": "config"}),
+    ("Quality", "evaluation.scores", {"rows": "examples"}),
+    ("OODSet", "evaluation.report", {"rows": "examples"}),
+    ("Report", "evaluation.report", {"several_labels": "multi_label", "rows": "predictions"}),
+]
+
+
+@pytest.mark.parametrize(("name", "module", "renamed"), RENAMED_FIELDS, ids=[n for n, _, _ in RENAMED_FIELDS])
+def test_fields_keep_their_values_in_pickles_of_0_1(name: str, module: str, renamed: dict[str, str]) -> None:
+    cls = getattr(importlib.import_module(f"hetsngp.{module}"), name)
+    value = cls.__new__(cls)
+    new_state = {field.name: f"value of {field.name}" for field in dataclasses.fields(cls)}
+    vars(value).update(rename_keys(new_state, {new: old for old, new in renamed.items()}))
+    found = pickle.loads(pickle.dumps(value))  # the state is that of 0.1
+    assert vars(found) == new_state
+    assert vars(pickle.loads(pickle.dumps(found))) == new_state
+    assert vars(copy.copy(found)) == new_state
 
 
 # --- a moved module is a module -------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def _measured(part: str, accuracy: float, nll: float, ece: float, examples: int)
 def _verdicts(**thresholds: Any) -> str:
     from hetsngp.serving.decisions import Thresholds, unused_verdicts
 
-    messages = unused_verdicts(Thresholds.of_dict(thresholds))
+    messages = unused_verdicts(Thresholds.from_dict(thresholds))
     if thresholds["confident"] is not None:
         text = f"{thresholds['coverage']:.0%} of the held-out images would be called confident"
         if thresholds["accuracy"] is not None:

@@ -1,6 +1,6 @@
 """Data sets: readers, corruptions, loaders.
 
-- ``datasets``: the sets known by name. ``datasets.registry.open_data`` opens one, ``describe`` lists them;
+- ``datasets``: the sets known by name. ``datasets.open_data`` opens one, ``describe`` lists them;
   ``datasets.synthetic`` draws the paper's tasks in two dimensions.
 - ``images``: labelled images in memory (``ImageArrays``, with ``DeviceLoader``) and on disk (``ImageFiles``,
   ``MultiLabelFiles``).

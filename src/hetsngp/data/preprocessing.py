@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hetsngp._moved import renamed_arguments
+from hetsngp._moved import rename_keys, renamed_arguments, renamed_attribute
 from hetsngp.data.corrupted import CorruptedImages, LazyMap, corrupted_images, open_corrupted
 from hetsngp.data.datasets.cifar_c import FOLDERS as CIFAR_C
 from hetsngp.data.datasets.cifar_c import CorruptedFiles
@@ -35,7 +35,7 @@ CORRUPTED = (*CIFAR_C, "imagenet-c", "made")
 """Names of corrupted sets; "made": the standard corruptions of the test images, computed by hetsngp."""
 LARGEST = float(torch.finfo(torch.float32).max)
 Images = ImageArrays | ImageFiles | MultiLabelFiles | ShardedImages
-KEYS_0_1 = {"multi_label": "several_labels"}
+JSON_KEYS = {"multi_label": "several_labels"}
 """Field → its key in serving.json, which keeps the name of release 0.1."""
 
 
@@ -62,6 +62,7 @@ class Preprocessing:
     """Whether an image may have any number of classes."""
     resize: int | None = None
     """Length of the short side of image files before the centre crop; None: as ``size``."""
+    several_labels = renamed_attribute("several_labels", "multi_label")
 
     def __post_init__(self) -> None:
         for name in ("size", "mean", "std", "class_names"):
@@ -78,7 +79,9 @@ class Preprocessing:
         if not all(type(number) in (int, float) and abs(number) < LARGEST for number in scale):
             raise ValueError(f"mean and std are finite numbers, got {scale!s:.200}")
         if len(self.mean) != len(self.std) or not self.mean or not all(s > 0 for s in self.std):
-            raise ValueError(f"mean and std are a number a channel, std positive: {self.mean}, {self.std}")
+            raise ValueError(
+                f"mean and std need one number per channel, std positive, got {self.mean} and {self.std}"
+            )
         if len(self.class_names) < 2 or not all(isinstance(name, str) for name in self.class_names):
             raise ValueError(f"class_names are two or more words, got {self.class_names!s:.200}")
 
@@ -87,27 +90,26 @@ class Preprocessing:
         """Number of channels C."""
         return len(self.mean)
 
-    @property
-    def several_labels(self) -> bool:
-        """Name of ``multi_label`` in release 0.1."""
-        warnings.warn("several_labels is now called multi_label", DeprecationWarning, stacklevel=2)
-        return self.multi_label
-
     def to_dict(self) -> dict[str, Any]:
         """Values for JSON, under the keys of release 0.1."""
-        return {KEYS_0_1.get(name, name): value for name, value in asdict(self).items()}
+        return rename_keys(asdict(self), JSON_KEYS)
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> Preprocessing:
         """Inverse of :meth:`to_dict`."""
-        known = {KEYS_0_1.get(field.name, field.name) for field in fields(Preprocessing)}
+        known = {JSON_KEYS.get(field.name, field.name) for field in fields(Preprocessing)}
         if not isinstance(values, Mapping) or not set(values) <= known:
             raise ValueError(f"inputs are described by {', '.join(sorted(known))}, got {values!r:.200}")
         try:
-            fields_0_1 = {key: name for name, key in KEYS_0_1.items()}
-            return Preprocessing(**{fields_0_1.get(key, key): value for key, value in values.items()})
+            return Preprocessing(**rename_keys(values, {key: name for name, key in JSON_KEYS.items()}))
         except TypeError as error:
             raise ValueError(f"inputs are not described in full: {error}") from error
+
+    @staticmethod
+    def of_dict(values: Mapping[str, Any]) -> Preprocessing:
+        """Name of :meth:`from_dict` in release 0.1."""
+        warnings.warn("Preprocessing.of_dict is now called from_dict", DeprecationWarning, stacklevel=2)
+        return Preprocessing.from_dict(values)
 
     # --- sets -------------------------------------------------------------------------------------------
 

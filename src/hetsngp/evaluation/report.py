@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hetsngp._moved import renamed_attribute
+from hetsngp._moved import renamed_arguments, renamed_attribute
 from hetsngp.evaluation import report_text
 from hetsngp.evaluation.predictions import SetPredictions
 from hetsngp.evaluation.report_plots import draw_report
@@ -18,6 +18,7 @@ from hetsngp.files import write_atomically, write_json
 from hetsngp.metrics import Reliability
 
 
+@renamed_arguments(rows="examples")
 @dataclass(frozen=True)
 class OODSet:
     """Result on an out-of-distribution set."""
@@ -31,6 +32,7 @@ class OODSet:
     rows = renamed_attribute("rows", "examples")
 
 
+@renamed_arguments(several_labels="multi_label", rows="predictions")
 @dataclass(frozen=True)
 class Report:
     """Result of :func:`hetsngp.evaluate`; ``print(report)`` for people, ``save`` for a folder.

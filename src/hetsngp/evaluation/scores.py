@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hetsngp import metrics
-from hetsngp._moved import renamed_attribute
+from hetsngp._moved import renamed_arguments, renamed_attribute
 from hetsngp.evaluation.predictions import SCORES, SetPredictions
 
 COVERAGES = (0.80, 0.90, 0.95)
@@ -21,6 +21,7 @@ ROUNDING = 4 * torch.finfo(torch.float32).eps
 DIFFERENCES = ("model_uncertainty", "function_uncertainty", "member_uncertainty")
 
 
+@renamed_arguments(rows="examples")
 @dataclass(frozen=True)
 class Quality:
     """Quality of probabilities against labels."""

@@ -49,6 +49,7 @@ class Schedule:
     smooth: bool = False
     """Whether the learning rate changes at every update; otherwise it is constant within an epoch."""
     gp_lr = renamed_attribute("gp_lr", "gp_lr_multiplier")
+    set_rate = renamed_attribute("set_rate", "set_lr")
 
     def __post_init__(self) -> None:
         check_positive("epochs", self.epochs, integer=True)
@@ -71,10 +72,6 @@ class Schedule:
             raise ValueError('decay="step" and milestones=(30, 60, 80) belong together: give both or neither')
         if not all(0 < at < self.epochs for at in self.milestones):
             raise ValueError(f"milestones are epochs between 0 and {self.epochs}, got {self.milestones!r}")
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickle, also of 0.1, where ``gp_lr_multiplier`` was called ``gp_lr``."""
-        self.__dict__.update({"gp_lr_multiplier" if k == "gp_lr" else k: v for k, v in state.items()})
 
     @property
     def last(self) -> int:

@@ -85,7 +85,7 @@ def open_run(path: str | Path, device: str | torch.device = "cpu") -> ServedMode
     try:
         inputs, thresholds = (
             Preprocessing.from_dict(content["inputs"]),
-            Thresholds.of_dict(content["thresholds"]),
+            Thresholds.from_dict(content["thresholds"]),
         )
         about = content["about"]
         if not isinstance(about, dict):
@@ -182,7 +182,11 @@ def _check_fit(model: Classifier | Ensemble, inputs: Preprocessing) -> None:
         raise ValueError(f"{len(inputs.class_names)} class_names for {model.num_classes} classes")
     first = model.members[0] if isinstance(model, Ensemble) else model
     if inputs.multi_label != first.head.sigmoid:
-        raise ValueError("several_labels does not match the model's link")
+        link = "sigmoid" if first.head.sigmoid else "softmax"
+        raise ValueError(
+            f"several_labels is {str(inputs.multi_label).lower()}, but the model's link is {link}: the file "
+            "belongs to another model"
+        )
     if max(*inputs.size, inputs.resize or 0) > MAX_SIDE:
         raise ValueError(f"size {inputs.size} and resize {inputs.resize} are larger than any image")
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hetsngp._moved import renamed_arguments
+from hetsngp._moved import rename_keys, renamed_arguments, renamed_attribute
 from hetsngp.metrics import has_top_class
 from hetsngp.types import Prediction
 from hetsngp.validation import check_class_labels, check_multi_hot
@@ -55,19 +55,14 @@ class Thresholds:
     """Share of the held-out examples that are called confident."""
     score: str = "ood_score"
     """Score compared with ``unfamiliar``: ``ood_score``, ``model_uncertainty`` where that is an entropy."""
-
-    @property
-    def right(self) -> float:
-        """Name of :attr:`correct` in release 0.1."""
-        warnings.warn("Thresholds.right is now called correct", DeprecationWarning, stacklevel=2)
-        return self.correct
+    right = renamed_attribute("right", "correct")
 
     def to_dict(self) -> dict[str, Any]:
         """Values for JSON."""
-        return {JSON_KEYS.get(name, name): value for name, value in asdict(self).items()}
+        return rename_keys(asdict(self), JSON_KEYS)
 
     @staticmethod
-    def of_dict(values: Mapping[str, Any]) -> Thresholds:
+    def from_dict(values: Mapping[str, Any]) -> Thresholds:
         """Read the values of :meth:`to_dict`; anything else raises a ValueError."""
         names = [JSON_KEYS.get(field.name, field.name) for field in fields(Thresholds)]
         if not isinstance(values, Mapping) or set(values) != set(names):
@@ -82,8 +77,13 @@ class Thresholds:
             raise ValueError(f"held_out must be a number of examples, got {given['held_out']!r:.50}")
         if given["score"] not in SCORES:
             raise ValueError(f"score must be one of {', '.join(SCORES)}, got {given['score']!r:.50}")
-        fields_of = {key: name for name, key in JSON_KEYS.items()}
-        return Thresholds(**{fields_of.get(key, key): value for key, value in values.items()})
+        return Thresholds(**rename_keys(values, {key: name for name, key in JSON_KEYS.items()}))
+
+    @staticmethod
+    def of_dict(values: Mapping[str, Any]) -> Thresholds:
+        """Name of :meth:`from_dict` in release 0.1."""
+        warnings.warn("Thresholds.of_dict is now called from_dict", DeprecationWarning, stacklevel=2)
+        return Thresholds.from_dict(values)
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,7 @@ def as_text(records: Iterable[PredictionRecord], block: int = BATCH_SIZE) -> Ite
     a.jpg  cat         0.970  0.100  0.020  confident
     """
     remaining, widths, labelled = iter(records), dict.fromkeys(range(len(HEADINGS)), 0), False
+    widths[GIVEN] = len(HEADINGS[GIVEN])  # labels may first appear after the heading
     heading: list[tuple[str, ...]] = [HEADINGS]
     while part := list(islice(remaining, block)):
         labelled = labelled or any(record.given is not None for record in part)

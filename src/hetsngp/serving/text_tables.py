@@ -50,21 +50,20 @@ def align_rows(
     """Align rows; returns the lines and the width of each column.
 
     Columns ``right`` are aligned to the right, and no column is narrower than in ``min_widths``: a table that
-    comes in blocks keeps its columns with the widths of the block before.
+    comes in blocks keeps its columns with the widths of the block before. Without rich, every character
+    counts as one cell wide.
 
     >>> align_rows([["a", "1.0"], ["bcd", "10.0"]], right=[1], min_widths=[4, 0])
     (['a      1.0', 'bcd   10.0'], [4, 4])
     """
     try:
         from rich.cells import cell_len
-        from rich.text import Text
-    except ImportError as error:
-        raise ImportError(MISSING) from error
+    except ImportError:
+        cell_len = len
 
     def aligned(line: str, index: int) -> str:
-        text = Text(line)
-        text.align("right" if index in right else "left", widths[index])
-        return text.plain
+        spaces = " " * (widths[index] - cell_len(line))
+        return spaces + line if index in right else line + spaces
 
     cells = [[cell.split("\n") for cell in row] for row in rows]
     widths = [max(cell_len(line) for cell in column for line in cell) for column in zip(*cells, strict=True)]

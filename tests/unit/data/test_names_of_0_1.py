@@ -52,3 +52,5 @@ def test_several_labels_is_multi_label() -> None:
         assert old.several_labels
     assert old.to_dict()["several_labels"]  # as 0.1 wrote and reads it
     assert "multi_label" not in old.to_dict()
+    with pytest.warns(DeprecationWarning, match="of_dict is now called from_dict"):
+        assert Preprocessing.of_dict(old.to_dict()) == old

@@ -125,8 +125,15 @@ def test_gp_lr_is_the_old_name_of_gp_lr_multiplier() -> None:
     old = Schedule.__new__(Schedule)  # as pickle does with an object of 0.1
     state = asdict(schedule)
     state["gp_lr"] = state.pop("gp_lr_multiplier")
-    old.__setstate__(state)
+    old.__setstate__(state)  # type: ignore[attr-defined]
     assert old == schedule
+
+
+def test_set_rate_is_the_old_name_of_set_lr() -> None:
+    schedule = Schedule(4, lr=0.1, optimizer="sgd")
+    made = torch.optim.SGD([{"params": torch.zeros(1), "initial_lr": 0.1}], lr=0.1)
+    with pytest.warns(DeprecationWarning, match=r"Schedule\.set_rate is now called set_lr"):
+        assert schedule.set_rate(made, 2) == schedule.set_lr(made, 2) == pytest.approx(0.05)
 
 
 def test_the_last_epoch() -> None:

@@ -284,7 +284,7 @@ def test_the_score_is_the_one_named() -> None:
 def test_held_out_rows_get_the_verdicts_they_were_counted_by() -> None:
     """The example at a threshold is on the correct side of it, also in float32."""
     given, wrong = draw(np.random.default_rng(3), 500)
-    found = Thresholds.of_dict(json.loads(json.dumps(set_thresholds(given, wrong).to_dict())))
+    found = Thresholds.from_dict(json.loads(json.dumps(set_thresholds(given, wrong).to_dict())))
     kinds = [verdict.kind for verdict in verdicts(given, found, "ab")]
     assert kinds.count("unfamiliar") == 500 - math.ceil(501 * 0.95)
     assert kinds.count("confident") / 500 == found.coverage
@@ -359,15 +359,15 @@ def test_no_number_is_no_score() -> None:
 )
 def test_damaged_thresholds(change: dict[str, Any], words: str) -> None:
     whole = thresholds().to_dict()
-    assert Thresholds.of_dict(whole) == thresholds()
+    assert Thresholds.from_dict(whole) == thresholds()
     with pytest.raises(ValueError, match=words):
-        Thresholds.of_dict({**whole, **change})
+        Thresholds.from_dict({**whole, **change})
 
 
 @pytest.mark.parametrize("value", [None, [], "x", {}, {"confident": 0.9}])
 def test_thresholds_that_are_none(value: Any) -> None:
     with pytest.raises(ValueError, match="thresholds are confident, unfamiliar"):
-        Thresholds.of_dict(value)
+        Thresholds.from_dict(value)
 
 
 def test_names_of_0_1_still_work() -> None:
@@ -378,6 +378,8 @@ def test_names_of_0_1_still_work() -> None:
     with pytest.warns(DeprecationWarning, match="right is now called correct"):
         assert found.right == 0.9
     assert found.to_dict()["right"] == 0.9
+    with pytest.warns(DeprecationWarning, match="of_dict is now called from_dict"):
+        assert Thresholds.of_dict(found.to_dict()) == found
     with pytest.warns(DeprecationWarning, match="PredictionRecord"):
         assert serving.Line is serving.PredictionRecord
     with pytest.warns(DeprecationWarning, match="ServedModel"):

@@ -243,7 +243,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "several labels": (
         lambda m: edit(m / "serving.json", lambda c: c["inputs"].update(several_labels=True)),
-        "several_labels does not match the model's link",
+        "several_labels is true, but the model's link is softmax: the file belongs to another model",
     ),
     "other weights": (lambda m: hetsngp.save(toy.build("sngp"), m), "belongs to other weights"),
     "damaged weights": (
@@ -437,6 +437,14 @@ def test_the_label_that_was_given_has_a_column() -> None:
     rows = list(as_text([record(given="dog"), record("b.jpg", "ambiguous", given="cat")]))
     assert rows[0].split() == ["file", "label", "given", "confidence", "data", "model", "verdict"]
     assert rows[2] == "b.jpg  cat    cat         0.875  0.250  0.062  ambiguous (cat or dog)"
+
+
+def test_labels_that_first_appear_in_a_later_block_have_a_column_as_wide_as_its_heading() -> None:
+    rows = list(as_text([record(), record(given="owl"), record(given="a longer one"), record()], block=1))
+    assert rows[:2] == list(as_text([record()]))
+    assert rows[2] == "a.jpg  cat    owl         0.875  0.250  0.062  confident"
+    assert rows[3] == "a.jpg  cat    a longer one       0.875  0.250  0.062  confident"
+    assert rows[4] == "a.jpg  cat                       0.875  0.250  0.062  confident"
 
 
 def test_odd_names_stay_on_one_line_and_can_be_printed() -> None:

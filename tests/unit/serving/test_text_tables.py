@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hetsngp.serving.text_tables import markdown_table, plain_table
+from hetsngp.serving.text_tables import markdown_table, plain_table, rich_table
 
 
 def test_names_are_left_and_numbers_right() -> None:
@@ -40,7 +40,10 @@ def test_markdown_keeps_bars_in_cells() -> None:
     assert text.splitlines() == ["| a | b\\|c |", "|---|---:|", "| x\\|y | 1 |"]
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_rich_columns_are_aligned_and_a_table_for_the_terminal_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = plain_table(["a", "b"], [["x\nyyy", "1"], ["z", "10"]])
     real = builtins.__import__
 
     def without_rich(name: str, *rest: Any, **more: Any) -> Any:
@@ -50,5 +53,6 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(builtins, "__import__", without_rich)
     with pytest.raises(ImportError, match=r"pip install 'hetsngp\[eval\]'"):
-        plain_table(["a"], [["b"]])
+        rich_table(["a"], [["b"]])
+    assert plain_table(["a", "b"], [["x\nyyy", "1"], ["z", "10"]]) == expected
     assert markdown_table(["a"], [["b"]])

@@ -125,9 +125,9 @@ def test_a_name_is_a_file_of_the_package() -> None:
         (SMALLEST + "[training]\nseed = 1\n", "unknown key 'training.seed': did you mean 'seed'?"),
         (SMALLEST + "[options]\nclass_counts = [1]\n", "unknown key 'options.class_counts'"),
         ("options = 3\n" + SMALLEST, "options is a table: [options] on a line of its own"),
-        (SMALLEST.replace('data = "cifar10"\n', ""), "data is missing: say it in the file, or --set data=…"),
+        (SMALLEST.replace('data = "cifar10"\n', ""), "data is missing: set it in the file, or --set data=…"),
         (SMALLEST.replace("epochs = 10", ""), "schedule.epochs is missing"),
-        (SMALLEST + "milestones = [3]\nmilestone_shares = [0.3]\n", "say the same: leave one out"),
+        (SMALLEST + "milestones = [3]\nmilestone_shares = [0.3]\n", "set the same thing: leave one out"),
         (SMALLEST.replace("10\n", "2020-01-01\n"), "schedule.epochs is a whole number"),
     ],
 )

@@ -5,3 +5,19 @@
 ``imagenet`` (with -A, -C, -R and -V2), ``imagenet21k``. ``synsets`` has the class lists of ImageNet,
 ``synthetic`` the paper's tasks in two dimensions.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hetsngp.data.datasets.registry import describe, open_data
+
+__all__ = ["describe", "open_data"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the registry when it is used: the modules that it imports use others of this package."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from hetsngp.data.datasets import registry
+
+    return getattr(registry, name)

@@ -244,7 +244,9 @@ def _normalisation(data: ImageArrays, mean: Any, std: Any) -> tuple[Tensor, Tens
     mean, std = (torch.as_tensor(value, dtype=torch.float64).cpu() for value in (mean, std))
     for name, value in (("mean", mean), ("std", std)):
         if value.shape != (channels,) or not bool(value.isfinite().all()):
-            raise ValueError(f"{name} must be {channels} finite numbers, one a channel, got {value.tolist()}")
+            raise ValueError(
+                f"{name} must be {channels} finite numbers, one per channel, got {value.tolist()}"
+            )
     if not bool((std > 0).all()):
         raise ValueError(
             f"std is {std.tolist()}, and pixels are divided by it: where a channel is constant, give mean "

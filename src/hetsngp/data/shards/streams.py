@@ -74,8 +74,8 @@ class ShardedImages:
     @property
     def labeller(self) -> Labeller:
         """Reader of the labels of a sample."""
-        places = {wnid: label for label, wnid in enumerate(self.wnids)}
-        return Labeller(places, None if self.numbering is None else tuple(self.numbering))
+        label_of = {wnid: label for label, wnid in enumerate(self.wnids)}
+        return Labeller(label_of, None if self.numbering is None else tuple(self.numbering))
 
     def first_shards(self, n: int) -> ShardedImages:
         """The fewest first shards that have ``n`` images together; all where there are fewer images."""

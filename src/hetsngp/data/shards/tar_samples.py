@@ -51,10 +51,10 @@ class Labeller:
     numbers are an error unless ``numbering`` gives their list.
     """
 
-    places: Mapping[str, int]
+    label_of: Mapping[str, int]
     """Label of each wnid."""
     numbering: tuple[str, ...] | None = None
-    """List of wnids that numbers index. None: not given; numbers that a wnid confirms index ``places``."""
+    """List of wnids that numbers index. None: not given; numbers that a wnid confirms index ``label_of``."""
 
     def __call__(self, key: str, cls: bytes | None, meta: bytes | None) -> tuple[int, ...]:
         """Classes of the sample; errors do not name the sample."""
@@ -104,15 +104,15 @@ class Labeller:
 
     @cached_property
     def _numbering(self) -> tuple[str, ...]:
-        return tuple(self.places) if self.numbering is None else self.numbering
+        return tuple(self.label_of) if self.numbering is None else self.numbering
 
     def _label(self, wnid: str) -> int:
-        if wnid not in self.places:
+        if wnid not in self.label_of:
             raise ValueError(
-                f"its class {wnid} is none of the {len(self.places)} classes: leave such samples out of the "
-                "shards, or give a list of classes that has it"
+                f"its class {wnid} is none of the {len(self.label_of)} classes: leave such samples out of "
+                "the shards, or give a list of classes that has it"
             )
-        return self.places[wnid]
+        return self.label_of[wnid]
 
 
 def read_samples(

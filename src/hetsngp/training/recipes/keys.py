@@ -25,7 +25,7 @@ SECTIONS: dict[str, type] = {
     "verdicts": VerdictRules,
 }
 """Tables of a recipe file, and whose fields their keys are."""
-NOT_SAID = {"training": ("schedule", "seed"), "options": ("class_counts", "dataset_size")}
+NOT_IN_FILE = {"training": ("schedule", "seed"), "options": ("class_counts", "dataset_size")}
 """Fields that are set elsewhere in the file, or by the data."""
 RENAMED = {
     "schedule.gp_lr": "schedule.gp_lr_multiplier",
@@ -42,7 +42,7 @@ def known_keys() -> tuple[str, ...]:
         f"{section}.{f.name}"
         for section, kind in SECTIONS.items()
         for f in fields(kind)
-        if f.name not in NOT_SAID.get(section, ())
+        if f.name not in NOT_IN_FILE.get(section, ())
     ]
     return (*top, "seed", *inner, "schedule.milestone_shares")
 

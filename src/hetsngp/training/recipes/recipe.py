@@ -129,7 +129,7 @@ def _recipe(name: str, content: dict[str, Any], changes: tuple[str, ...]) -> Rec
     check_keys(content)
     for key in ("data", "network", "method"):
         if key not in content:
-            raise ValueError(f"{key} is missing: say it in the file, or --set {key}=…")
+            raise ValueError(f"{key} is missing: set it in the file, or --set {key}=…")
     top = {key: value for key, value in content.items() if key not in SECTIONS}
     seed = typed("seed", top.pop("seed", 0), TrainConfig)
     if not 0 <= seed < SEEDS:
@@ -138,11 +138,13 @@ def _recipe(name: str, content: dict[str, Any], changes: tuple[str, ...]) -> Rec
     schedule_values = dict(content.get("schedule", {}))
     shares = schedule_values.pop("milestone_shares", None)
     if "epochs" not in schedule_values:
-        raise ValueError("schedule.epochs is missing: say how long to train")
+        raise ValueError("schedule.epochs is missing: set the number of epochs")
     epochs = typed("schedule.epochs", schedule_values["epochs"], Schedule)
     if shares is not None:
         if "milestones" in schedule_values:
-            raise ValueError("schedule.milestones and schedule.milestone_shares say the same: leave one out")
+            raise ValueError(
+                "schedule.milestones and schedule.milestone_shares set the same thing: leave one out"
+            )
         if not isinstance(shares, list) or not all(isinstance(s, float | int) and 0 < s < 1 for s in shares):
             raise ValueError(
                 f"schedule.milestone_shares are between 0 and 1, e.g. [0.5, 0.8], got {shares!r}"
