@@ -80,7 +80,7 @@ def flip(y: Any, share: float, seed: int) -> Any:
 def idea(name: str) -> Iterator[None]:
     """Replace one rule of the library by another."""
     from hetsngp.fitting import loop
-    from hetsngp.fitting import tables as fitting
+    from hetsngp.fitting import table_trainer as fitting
     from hetsngp.posterior import calibration
 
     def all_epochs(models: Any, loaders: Any, validation: Any, schedule: Any, **options: Any) -> Any:

@@ -20,7 +20,7 @@ from tests.integration import killed_run
 from tests.integration.killed_run import found, without_times
 
 import hetsngp
-from hetsngp.training.checkpointing.storage import read_state
+from hetsngp.training.checkpointing.checkpoint_files import read_state
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,13 @@ from hetsngp.choices import (
 )
 from hetsngp.fitting.loop import EpochResult, Schedule
 from hetsngp.fitting.progress import Progress
-from hetsngp.fitting.tables import EVAL_BATCH_SIZE, GP_LR_MULTIPLIER, TableTrainer, merge_duplicates, split
+from hetsngp.fitting.table_trainer import (
+    EVAL_BATCH_SIZE,
+    GP_LR_MULTIPLIER,
+    TableTrainer,
+    merge_duplicates,
+    split,
+)
 from hetsngp.models.classifier import Classifier
 from hetsngp.models.methods import build, check_method
 from hetsngp.models.options import Options

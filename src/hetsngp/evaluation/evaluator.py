@@ -16,7 +16,6 @@ from hetsngp._moved import renamed_arguments
 from hetsngp.evaluation.cache import ResultCache
 from hetsngp.evaluation.figures import new_figure
 from hetsngp.evaluation.fingerprints import model_fingerprint
-from hetsngp.evaluation.predictions import SetPredictions, check_loader
 from hetsngp.evaluation.predictors import Predictor
 from hetsngp.evaluation.report import OODSet, Report
 from hetsngp.evaluation.scores import (
@@ -28,6 +27,7 @@ from hetsngp.evaluation.scores import (
     selection,
 )
 from hetsngp.evaluation.set_evaluation import EvaluationProgress, SetEvaluator
+from hetsngp.evaluation.set_predictions import SetPredictions, check_loader
 from hetsngp.fitting.progress import at_a_terminal
 from hetsngp.functional.sampling import draw_seed
 from hetsngp.metrics.probabilities import torchmetrics

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from hetsngp.evaluation.cache import code_fingerprint
-from hetsngp.evaluation.predictions import EvaluationBatches
+from hetsngp.evaluation.set_predictions import EvaluationBatches
 from hetsngp.models.loader_counts import num_batches
 
 DECIDES = (

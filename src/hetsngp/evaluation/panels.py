@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from hetsngp import metrics
-from hetsngp.evaluation.predictions import SCORES
 from hetsngp.evaluation.report_text import label
 from hetsngp.evaluation.scores import wilson
+from hetsngp.evaluation.set_predictions import SCORES
 
 if TYPE_CHECKING:
     from hetsngp.evaluation.report import Report

@@ -11,9 +11,9 @@ from typing import Any
 
 from hetsngp._moved import renamed_arguments, renamed_attribute
 from hetsngp.evaluation import report_text
-from hetsngp.evaluation.predictions import SetPredictions
 from hetsngp.evaluation.report_plots import draw_report
 from hetsngp.evaluation.scores import Corrupted, Detection, Quality, Selection
+from hetsngp.evaluation.set_predictions import SetPredictions
 from hetsngp.files import write_atomically, write_json
 from hetsngp.metrics import Reliability
 

@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from hetsngp.evaluation.predictions import SCORES
 from hetsngp.evaluation.scores import COVERAGES, Corrupted, Means, Quality
+from hetsngp.evaluation.set_predictions import SCORES
 from hetsngp.serving.text_tables import markdown_table, plain_table
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hetsngp import metrics
 from hetsngp._moved import renamed_arguments, renamed_attribute
-from hetsngp.evaluation.predictions import SCORES, SetPredictions
+from hetsngp.evaluation.set_predictions import SCORES, SetPredictions
 
 COVERAGES = (0.80, 0.90, 0.95)
 # Four times the rounding of float32: a spread below this share of what a score is computed from is none.

@@ -12,9 +12,9 @@ import torch
 
 from hetsngp.evaluation.cache import ResultCache, fingerprint_of
 from hetsngp.evaluation.fingerprints import data_fingerprint, environment_fingerprint
-from hetsngp.evaluation.predictions import EvaluationBatches, SetPredictions, predict_batches
 from hetsngp.evaluation.predictors import Predictor
 from hetsngp.evaluation.scores import CorruptedSet, Quality, mean_scores, quality
+from hetsngp.evaluation.set_predictions import EvaluationBatches, SetPredictions, predict_batches
 from hetsngp.fitting.progress import ExampleProgress
 from hetsngp.models.loader_counts import num_batches
 

@@ -16,7 +16,7 @@ from hetsngp.choices import MethodName
 from hetsngp.fitting.lbfgs import MAX_ROUNDS
 from hetsngp.fitting.loop import Schedule
 from hetsngp.fitting.progress import ExampleProgress, Progress, at_a_terminal
-from hetsngp.fitting.tables import GP_LR_MULTIPLIER, TableTrainer, TrainingTable, can_precompute, split
+from hetsngp.fitting.table_trainer import GP_LR_MULTIPLIER, TableTrainer, TrainingTable, can_precompute, split
 from hetsngp.frozen.features import FeatureSet, extract_features
 from hetsngp.models.classifier import Classifier
 from hetsngp.models.components import kind_of

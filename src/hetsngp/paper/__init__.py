@@ -1,6 +1,6 @@
 """Every table of the paper as one call: rows are recipes, columns are measurements.
 
-``tables`` defines rows and columns, ``runs`` trains the rows, ``measurements`` measures the columns, and
+``definitions`` has rows and columns, ``runs`` trains the rows, ``measurements`` measures the columns, and
 ``results``, ``text`` and ``plots`` show them beside the paper's. ``runtime`` and ``synthetic`` have tables
 of another kind.
 """
@@ -8,9 +8,9 @@ of another kind.
 from typing import Any
 
 from hetsngp._moved import renamed
+from hetsngp.paper.definitions import TABLES, PaperTable
 from hetsngp.paper.reproduction import plan_of, reproduce
 from hetsngp.paper.results import Result
-from hetsngp.paper.tables import TABLES, PaperTable
 
 __all__ = ["TABLES", "PaperTable", "Result", "plan_of", "reproduce"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hetsngp.evaluation.figures import new_figure, save_figure
+from hetsngp.paper.definitions import PaperColumn, PaperPart
 from hetsngp.paper.results import Cell, Result
-from hetsngp.paper.tables import PaperColumn, PaperPart
 
 # Okabe and Ito's blue and vermilion; the paper's marks are hollow besides.
 OURS, PAPERS = "#0072B2", "#D55E00"

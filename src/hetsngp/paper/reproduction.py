@@ -15,13 +15,13 @@ import torch
 
 from hetsngp.data.datasets.dataset import ENVIRONMENT
 from hetsngp.fitting.progress import ExampleProgress
+from hetsngp.paper.definitions import TABLES, PaperPart, PaperRow
 from hetsngp.paper.measurements import ModelMeasurements, TrainedModel
 from hetsngp.paper.plots import draw
 from hetsngp.paper.results import Result, TableRequest, value_of
 from hetsngp.paper.runs import FINISHED, TO_DO, TableRun, all_runs, check_changes, merge, runs_of, train
 from hetsngp.paper.sets import AvailableSets, EvaluationSet, all_evaluation_sets, find_sets
 from hetsngp.paper.synthetic.table import FIRST_SEED, reproduce_synthetic, synthetic_states
-from hetsngp.paper.tables import TABLES, PaperPart, PaperRow
 from hetsngp.validation import check_choice, check_positive
 
 
@@ -82,8 +82,8 @@ def plan_of(
 
 
 def _runtime_states(changes: Sequence[str], out: Path) -> list[tuple[Any, str]]:
+    from hetsngp.paper.runtime.definitions import NETWORKS
     from hetsngp.paper.runtime.measurement import Job
-    from hetsngp.paper.runtime.tables import NETWORKS
 
     jobs = {
         f"{name}: {row}": Job.of(name, row, network, changes, out)

@@ -15,8 +15,7 @@ import torch
 
 from hetsngp import metrics
 from hetsngp.files import write_atomically, write_json
-from hetsngp.paper.sets import DETECTION, AvailableSets, EvaluationSet
-from hetsngp.paper.tables import (
+from hetsngp.paper.definitions import (
     NO_MATTER,
     SOURCE,
     TABLES,
@@ -26,6 +25,7 @@ from hetsngp.paper.tables import (
     PaperTable,
     printed,
 )
+from hetsngp.paper.sets import DETECTION, AvailableSets, EvaluationSet
 
 # Tolerance of a difference between numbers of three digits, so that equal ones are equal.
 ROUNDING = 1e-9

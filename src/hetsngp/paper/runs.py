@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hetsngp.paper.tables import NO_MATTER, PaperRow, PaperTable
+from hetsngp.paper.definitions import NO_MATTER, PaperRow, PaperTable
 
 FINISHED, BEGUN, TO_DO, OTHER = "finished", "begun", "to do", "finished with other settings"
 OF_THE_TABLE = ("data", "method", "seed")

@@ -15,7 +15,7 @@ from hetsngp.data.datasets.registry import open_data
 from hetsngp.data.images.folders import image_names
 from hetsngp.data.preprocessing import made_by_hetsngp
 from hetsngp.data.sources import open_set
-from hetsngp.paper.tables import FAR, PaperColumn, PaperTable
+from hetsngp.paper.definitions import FAR, PaperColumn, PaperTable
 
 CORRUPTED = (*FOLDERS, "imagenet-c")
 DETECTION = ("auroc", "fpr95")

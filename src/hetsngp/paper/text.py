@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
+from hetsngp.paper.definitions import PaperColumn, PaperPart, PaperRow
 from hetsngp.paper.results import Cell, Result
-from hetsngp.paper.tables import PaperColumn, PaperPart, PaperRow
 from hetsngp.serving.text_tables import markdown_table, plain_table
 
 WIDTH = 100

@@ -15,9 +15,9 @@ from hetsngp.fitting.loop import CHECK_EVERY, EpochResult, TrainState, checked_l
 from hetsngp.models.classifier import Classifier
 from hetsngp.models.loader_counts import num_batches
 from hetsngp.training.checkpointing.checkpoint import CHECKPOINT, Checkpointer, best_folder, check_finite
+from hetsngp.training.checkpointing.checkpoint_files import has_state, remove_states, write_state
 from hetsngp.training.checkpointing.randomness import set_rng_state
 from hetsngp.training.checkpointing.state_dicts import full_tensors, load_model
-from hetsngp.training.checkpointing.storage import has_state, remove_states, write_state
 from hetsngp.training.config import CheckpointConfig, TrainConfig
 from hetsngp.training.gradients import FabricGradients
 from hetsngp.training.loaders import ResumableLoader

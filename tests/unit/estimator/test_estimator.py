@@ -24,10 +24,10 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import hetsngp
 from hetsngp import HetSNGPClassifier
-from hetsngp.fitting import tables as table
+from hetsngp.fitting import table_trainer as table
 from hetsngp.fitting.loop import EpochResult, Schedule
 from hetsngp.fitting.progress import Progress
-from hetsngp.fitting.tables import GP_LR_MULTIPLIER
+from hetsngp.fitting.table_trainer import GP_LR_MULTIPLIER
 from hetsngp.models.methods import METHODS
 from hetsngp.models.options import Options
 from hetsngp.types import Prediction
@@ -347,8 +347,8 @@ class Spy:
         self.found: list[EpochResult] = []
         loop = hetsngp.fitting.loop
         self.follow, self.train_folds = loop.train_with_schedule, loop.train_folds
-        monkeypatch.setattr("hetsngp.fitting.tables.train_with_schedule", self)
-        monkeypatch.setattr("hetsngp.fitting.tables.train_folds", self.of_folds)
+        monkeypatch.setattr("hetsngp.fitting.table_trainer.train_with_schedule", self)
+        monkeypatch.setattr("hetsngp.fitting.table_trainer.train_folds", self.of_folds)
 
     def __call__(self, model: Any, loader: Any, schedule: Schedule, **options: Any) -> Any:
         self.rows.append(rows_in(loader))
@@ -411,7 +411,7 @@ def test_small_tables_are_stopped_and_calibrated_in_folds(monkeypatch: pytest.Mo
     def until_best(model: Any, loader: Any, schedule: Schedule, **given: Any) -> Any:
         return spy.follow(model, loader, dataclasses.replace(schedule, stop_after=spy.best), **given)
 
-    monkeypatch.setattr("hetsngp.fitting.tables.train_with_schedule", until_best)
+    monkeypatch.setattr("hetsngp.fitting.table_trainer.train_with_schedule", until_best)
     without = plain(epochs=12).fit(X, y, sample_weight=weight)
     assert without.report_.held_out == 0
     for (name, a), b in zip(clf.model_.named_parameters(), without.model_.parameters(), strict=True):
@@ -548,7 +548,7 @@ def test_an_interrupted_fit_changes_nothing(where: str, monkeypatch: pytest.Monk
     def stop(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"hetsngp.fitting.tables.{where}", stop)
+    monkeypatch.setattr(f"hetsngp.fitting.table_trainer.{where}", stop)
     with pytest.raises(KeyboardInterrupt):
         clf.fit(X + 5, 1 - (y > 1))
     np.testing.assert_array_equal(clf.predict_proba(X), before)

@@ -25,8 +25,8 @@ from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
 from hetsngp.evaluation import evaluate, restrict
 from hetsngp.evaluation import report as reports
-from hetsngp.evaluation.predictions import OF_PROBS, SCORES
 from hetsngp.evaluation.set_evaluation import EvaluationProgress
+from hetsngp.evaluation.set_predictions import OF_PROBS, SCORES
 from hetsngp.types import Prediction
 
 N = 60

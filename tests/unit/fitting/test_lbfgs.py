@@ -17,7 +17,7 @@ import hetsngp
 from hetsngp import fit_head
 from hetsngp.fitting import lbfgs
 from hetsngp.fitting.loop import EpochResult, mean_nll, train
-from hetsngp.fitting.tables import can_precompute
+from hetsngp.fitting.table_trainer import can_precompute
 
 X, Y = toy.blobs(3, 60, flip=0.2)
 X2, Y2 = toy.blobs(3, 40, flip=0.2, seed=1)
@@ -190,8 +190,8 @@ def test_too_many_examples_for_memory_are_trained_by_steps_all_the_same(
     """Kernel features of each batch are computed anew, in place of once."""
     models = [frozen(), frozen()]
     one = fit_head(models[0], [(X, Y)], calibration, epochs=3)
-    monkeypatch.setattr("hetsngp.fitting.tables.MAX_PRECOMPUTED", 1)
-    monkeypatch.setattr("hetsngp.fitting.tables.precomputed", pytest.fail)
+    monkeypatch.setattr("hetsngp.fitting.table_trainer.MAX_PRECOMPUTED", 1)
+    monkeypatch.setattr("hetsngp.fitting.table_trainer.precomputed", pytest.fail)
     other = fit_head(models[1], [(X, Y)], calibration, epochs=3)
     assert other.scale == one.scale
     probs = [model.predict(X2).probs for model in models]
@@ -200,7 +200,7 @@ def test_too_many_examples_for_memory_are_trained_by_steps_all_the_same(
 
 @pytest.mark.parametrize("given", [{"epochs": 3}, {"lr": 1e-3}, {"batch_size": 64}])
 def test_what_is_said_of_adam_means_adam(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetsngp.fitting.tables.fit_map", pytest.fail)
+    monkeypatch.setattr("hetsngp.fitting.table_trainer.fit_map", pytest.fail)
     fit_head(frozen(), [(X, Y)], [(X2, Y2)], **given)
 
 
@@ -208,7 +208,7 @@ def test_what_is_said_of_adam_means_adam(given: dict[str, Any], monkeypatch: pyt
 def test_what_has_no_inducing_features_is_trained_by_steps(
     method: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetsngp.fitting.tables.fit_map", pytest.fail)
+    monkeypatch.setattr("hetsngp.fitting.table_trainer.fit_map", pytest.fail)
     monkeypatch.setattr("hetsngp.frozen.head.MIN_STEPS", 1)
     fit_head(frozen(), [(X, Y)], [(X2, Y2)], method=method, **more)
 

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import hetsngp
 from hetsngp import FeatureSet, MultiInput, fit_head
 from hetsngp.fitting.loop import train
-from hetsngp.fitting.tables import precomputed
+from hetsngp.fitting.table_trainer import precomputed
 from hetsngp.models.methods import METHODS
 from hetsngp.posterior.fit import PosteriorReport
 

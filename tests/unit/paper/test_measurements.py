@@ -21,6 +21,7 @@ from hetsngp.evaluation.loader_quality import measure_quality
 from hetsngp.evaluation.predictors import device_of
 from hetsngp.nn.backbones import ResidualMLP, WideResNet
 from hetsngp.paper import measurements as measuring
+from hetsngp.paper.definitions import TABLES, PaperColumn
 from hetsngp.paper.measurements import (
     ModelMeasurements,
     TrainedModel,
@@ -29,7 +30,6 @@ from hetsngp.paper.measurements import (
 )
 from hetsngp.paper.results import value_of
 from hetsngp.paper.sets import AvailableSets, EvaluationSet, find_sets
-from hetsngp.paper.tables import TABLES, PaperColumn
 from hetsngp.serving.bundle import write_serving
 from hetsngp.serving.decisions import Thresholds
 

@@ -12,12 +12,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from scipy.stats import sem
 
 from hetsngp.paper import TABLES, plan_of
+from hetsngp.paper.definitions import METRICS, PAPER, PaperPart, printed
 from hetsngp.paper.plots import draw
 from hetsngp.paper.reproduction import _each_warning_once, check_request
 from hetsngp.paper.results import Cell, Result, TableRequest, within_one_error
 from hetsngp.paper.runs import TableRun, all_runs, merge, runs_of
 from hetsngp.paper.synthetic.table import config_for
-from hetsngp.paper.tables import METRICS, PAPER, PaperPart, printed
 from hetsngp.paper.text import NONE, WIDTH, markdown, plain_text
 from hetsngp.training.recipes.recipe import read_recipe
 

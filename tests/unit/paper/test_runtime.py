@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from hetsngp.cli import make_app
 from hetsngp.nn.backbones import WideResNet
 from hetsngp.paper.runtime import measurement as runtime
+from hetsngp.paper.runtime.definitions import NETWORKS
 from hetsngp.paper.runtime.measurement import Job, RuntimeResult, measure_runtime
-from hetsngp.paper.runtime.tables import NETWORKS
 from hetsngp.paper.runtime.timing import Pace, TimedModel, count_flops, ratio
 from hetsngp.training.recipes.recipe import read_recipe
 

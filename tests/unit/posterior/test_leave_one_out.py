@@ -16,7 +16,7 @@ from torch import Tensor
 import hetsngp
 from hetsngp import fit_head
 from hetsngp.fitting import lbfgs
-from hetsngp.fitting.tables import TrainingTable
+from hetsngp.fitting.table_trainer import TrainingTable
 from hetsngp.posterior import calibration, leave_one_out
 from hetsngp.posterior.calibration import (
     HeldOut,

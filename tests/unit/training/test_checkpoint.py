@@ -18,7 +18,7 @@ from torch import Tensor
 import hetsngp
 from hetsngp import ArtifactError
 from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig, Trained, run
-from hetsngp.training.checkpointing.storage import has_state, read_state, write_state
+from hetsngp.training.checkpointing.checkpoint_files import has_state, read_state, write_state
 
 pytest.importorskip("lightning")
 

@@ -17,7 +17,7 @@ from hetsngp.data.preprocessing import Preprocessing
 from hetsngp.nn.backbones import WideResNet
 from hetsngp.serving.decisions import set_thresholds
 from hetsngp.training import CheckpointConfig, Engine, Hardware, images
-from hetsngp.training.checkpointing.storage import read_state, write_state
+from hetsngp.training.checkpointing.checkpoint_files import read_state, write_state
 from hetsngp.training.gradients import FabricGradients
 from hetsngp.training.images import _about, _thresholds, train_images
 from hetsngp.training.logs import COLUMNS

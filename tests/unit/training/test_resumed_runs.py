@@ -20,7 +20,7 @@ from hetsngp.fitting.loop import TrainState
 from hetsngp.nn.spectral_cache import cacheable_layers
 from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig
 from hetsngp.training.checkpointing.checkpoint import Checkpointer, _rows, _table
-from hetsngp.training.checkpointing.storage import read_state, write_state
+from hetsngp.training.checkpointing.checkpoint_files import read_state, write_state
 from hetsngp.training.loaders import ResumableLoader, shard_loader
 
 pytest.importorskip("lightning")

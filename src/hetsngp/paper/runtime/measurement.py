@@ -17,7 +17,7 @@ import torch
 
 from hetsngp.evaluation.cache import ResultCache, code_fingerprint, fingerprint_of
 from hetsngp.files import write_atomically, write_json
-from hetsngp.paper.runtime.tables import BASELINE, NETWORKS, RuntimeNetwork, RuntimeRow
+from hetsngp.paper.runtime.definitions import BASELINE, NETWORKS, RuntimeNetwork, RuntimeRow
 from hetsngp.paper.runtime.text import draw_runtime, markdown, plain_text
 from hetsngp.paper.runtime.timing import Pace, TimedModel, ratio
 from hetsngp.training.recipes.recipe import Recipe, read_recipe

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from hetsngp.paper.definitions import PAPER as PAPER_TABLES
 from hetsngp.paper.synthetic.experiment import SyntheticRun
-from hetsngp.paper.tables import PAPER as PAPER_TABLES
 from hetsngp.serving.text_tables import rich_table
 
 PAPER = {

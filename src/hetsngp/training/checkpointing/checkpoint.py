@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from hetsngp.fitting.early_stopping import EpochResult
 from hetsngp.fitting.loop import TrainState
+from hetsngp.training.checkpointing.checkpoint_files import has_state, read_state
 from hetsngp.training.checkpointing.state_dicts import STATISTICS, full_tensors, load_model, load_optimizer
-from hetsngp.training.checkpointing.storage import has_state, read_state
 from hetsngp.training.config import CheckpointConfig
 from hetsngp.training.logs import COLUMNS, MetricsRow
 from hetsngp.training.recipes.keys import current_config

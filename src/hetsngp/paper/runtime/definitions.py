@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hetsngp.paper.tables import PAPER
+from hetsngp.paper.definitions import PAPER
 
 BASELINE = "deterministic"
 
