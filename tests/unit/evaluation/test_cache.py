@@ -269,7 +269,7 @@ def test_autocast_versions_and_code_are_seen(tmp_path: Path, monkeypatch: pytest
 
 def test_the_code_of_all_that_predicts_and_measures_counts_and_not_what_shows_it() -> None:
     modules = imported_modules(*fingerprints.DECIDES)
-    names = ("predictions", "predictors", "restriction", "scores", "set_evaluation", "fingerprints")
+    names = ("set_predictions", "predictors", "restriction", "scores", "set_evaluation", "fingerprints")
     assert {f"hetsngp.evaluation.{name}" for name in names} <= set(modules)
     assert {"hetsngp.metrics.per_example", "hetsngp.models.ensemble", "hetsngp.nn.extractor"} <= set(modules)
     for package in ("functional", "nn", "models", "posterior", "conversion", "frozen", "estimator", "data"):
