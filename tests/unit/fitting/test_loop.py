@@ -291,6 +291,7 @@ def test_one_fold_is_training_with_validation(method: str, patience: int | None)
     assert not one.training
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "lr"), [("deterministic", 0.01), ("heteroscedastic", 0.01), ("sngp", 0.02), ("hetsngp", 0.02)]
 )

@@ -335,6 +335,7 @@ def scale_by_hand(
     return each, [max(float((t - best).std()) / math.sqrt(len(t)), 0.01) for t in each]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "posterior"), POSTERIORS)
 def test_the_scale_is_the_largest_whose_cost_is_allowed(method: str, posterior: str) -> None:
     model, report = fitted(method, posterior=posterior)

@@ -52,6 +52,7 @@ A, B = slice(0, 30), slice(30, 90)
 # --- one fold -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "options", "weighted"),
     [

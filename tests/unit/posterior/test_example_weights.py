@@ -127,6 +127,7 @@ def test_fractions_of_an_example_count_too(posterior: str) -> None:
 # --- calibration ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "links"), toy.LINKED)
 def test_calibration_is_that_of_repeated_rows(
     method: str, links: str, monkeypatch: pytest.MonkeyPatch
