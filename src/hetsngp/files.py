@@ -13,6 +13,8 @@ from typing import IO, TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
+_TEMPORARY = ".saving-"
+
 
 def replace_file(file: Path, write: Callable[[Path], Any]) -> None:
     """Have ``write`` write a temporary file, which replaces ``file`` once it is complete and on disk."""
@@ -21,9 +23,15 @@ def replace_file(file: Path, write: Callable[[Path], Any]) -> None:
     try:
         write(temporary)
         sync_file(temporary)
-        os.replace(temporary, file)
+        rename(temporary, file)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def rename(old: Path, new: Path) -> None:
+    """Rename a file, in place of one that may be there, and wait until the directory entry is on disk."""
+    os.replace(old, new)
+    sync_folder(new.parent)
 
 
 def write_atomically(file: Path, write: Callable[[IO[bytes]], Any]) -> None:
@@ -58,13 +66,30 @@ def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
 
 def temporary_file(folder: Path) -> Path:
     """Name of a new file in ``folder`` that no other process uses."""
-    return folder / f".saving-{secrets.token_hex(8)}"
+    return folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
 
 
 def sync_file(file: Path) -> None:
     """Wait until the content of ``file`` is on disk."""
     with open(file, "rb") as handle:
         os.fsync(handle.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the entries of ``folder`` are on disk, where the system can open a folder."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove temporary files of writers that were killed; only the one writer of ``folder`` may call this."""
+    for left in folder.glob(f"{_TEMPORARY}*"):
+        left.unlink(missing_ok=True)
 
 
 def sha256_of(file: Path) -> str:

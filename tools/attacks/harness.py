@@ -1,7 +1,7 @@
 """Run one case of an attack in a process of its own, and name what came of it.
 
 A case is a function without arguments. It runs in a fork of this process, which has torch and hetsngp
-imported, with a limit on memory and on time, so that a crash, a hang or a huge allocation ends the case alone.
+imported, with limits on memory and time, so that a crash, a hang or a huge allocation ends the case alone.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Wrong(AssertionError):
 def run_case(
     attack: str, case: str, function: Callable[[], Any], *, seconds: float = 30.0, memory: int | None = MEMORY
 ) -> Result:
-    """Run ``function`` in a fork. It returns where the answer is right, raises :class:`Wrong` where it is not,
-    and lets errors of the library pass: those that our code raises are clean, those of torch or NumPy that
-    pass through are not.
+    """Run ``function`` in a fork. It returns where the answer is right, raises :class:`Wrong` where it is
+    not, and lets errors of the library pass: those that our code raises are clean, those of torch or NumPy
+    that pass through are not.
     """
     read, write = os.pipe()
     process = os.fork()
@@ -135,7 +135,7 @@ def _child(function: Callable[[], Any], write: int, memory: int | None) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             function()
-    except BaseException as error:  # noqa: BLE001 - what it is, is the result
+    except BaseException as error:  # what it is, is the result
         answer = classify_error(error)
     with os.fdopen(write, "w") as pipe:
         pipe.write(json.dumps(answer))

@@ -1,0 +1,180 @@
+"""A folder has one writer: a lock of the operating system, which the death of its process releases.
+
+POSIX record locks (``fcntl``) belong to a process: worker processes that it forks do not inherit them, as
+they would inherit those of ``flock``, so that an orphaned worker cannot keep a folder locked. They do not
+exclude threads of the same process, which a table in memory does. Network file systems: NFS 4, Lustre
+(mounted with ``flock``), GPFS, CephFS and SMB pass these locks on to their server; where one has none, a
+warning is given and the folder is not locked.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+LOCK = ".lock"
+"""File in the folder that is locked. It names the holder, and is removed at the end."""
+_HELD_ELSEWHERE = (errno.EACCES, errno.EAGAIN)
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_PAUSE = 0.05
+
+
+class FolderInUse(OSError):
+    """Another process or thread writes into the folder."""
+
+
+class _Holder:
+    """Thread of this process that holds the lock of a folder, and how many times it took it."""
+
+    def __init__(self) -> None:
+        self.thread, self.count = threading.get_ident(), 1
+
+
+_table = threading.Lock()
+_holders: dict[tuple[int, int], _Holder] = {}
+"""Locks of this process by (device, inode) of the folder, which are the same for every path to it."""
+
+
+def _forget_locks() -> None:
+    """Empty the table in a forked process: it has no lock of its parent."""
+    global _table
+    _table = threading.Lock()
+    _holders.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_locks)
+
+
+@contextmanager
+def one_writer(folder: Path, *, wait: float = 0.0) -> Iterator[None]:
+    """Context in which this thread alone may write into ``folder``, which is made if necessary.
+
+    ``wait``: seconds to wait for another writer; then :class:`FolderInUse` names its process and host. The
+    thread that holds the lock may take it again.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    status = folder.stat()
+    key = (status.st_dev, status.st_ino)
+    end = time.monotonic() + wait
+    while not _enter(key):
+        _wait_or_raise(folder, end, {"process": os.getpid(), "host": socket.gethostname()})
+    descriptor, process = None, os.getpid()
+    try:
+        if _holders[key].count == 1:
+            descriptor = _lock_file(folder, end)
+        yield
+    finally:
+        if os.getpid() == process:  # a forked process that leaves this context has no lock to give back
+            if descriptor is not None:
+                _unlock_file(folder, descriptor)
+            _leave(key)
+
+
+def _enter(key: tuple[int, int]) -> bool:
+    """Take the folder for this thread; False: another thread has it."""
+    with _table:
+        holder = _holders.get(key)
+        if holder is None:
+            _holders[key] = _Holder()
+            return True
+        if holder.thread == threading.get_ident():
+            holder.count += 1
+            return True
+        return False
+
+
+def _leave(key: tuple[int, int]) -> None:
+    with _table:
+        _holders[key].count -= 1
+        if _holders[key].count == 0:
+            del _holders[key]
+
+
+def _lock_file(folder: Path, end: float) -> int | None:
+    """Lock the file in ``folder`` and return its descriptor; None where the file system has no locks."""
+    file = folder / LOCK
+    while True:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            _lock(descriptor)
+        except OSError as error:
+            if error.errno in _HELD_ELSEWHERE:
+                holder = _read_holder(descriptor)
+                os.close(descriptor)
+                _wait_or_raise(folder, end, holder)
+                continue
+            os.close(descriptor)
+            if error.errno not in _NO_LOCKS:
+                raise
+            warnings.warn(
+                f"the file system of {folder} has no locks ({error.strerror}): make sure that no other "
+                "process writes into this folder",
+                stacklevel=4,
+            )
+            return None
+        if _is_in_folder(descriptor, file):
+            _write_holder(descriptor)
+            return descriptor
+        os.close(descriptor)  # the last holder removed this file after it was opened here
+
+
+def _unlock_file(folder: Path, descriptor: int) -> None:
+    # Removed while it is locked: a process that waits sees that the file is no longer in the folder.
+    with suppress(OSError):  # Windows removes no file that is open
+        (folder / LOCK).unlink()
+    os.close(descriptor)
+
+
+def _is_in_folder(descriptor: int, file: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(file))
+    except FileNotFoundError:
+        return False
+
+
+def _wait_or_raise(folder: Path, end: float, holder: dict[str, Any]) -> None:
+    if time.monotonic() >= end:
+        raise FolderInUse(
+            f"{folder} is being written by process {holder.get('process', 'unknown')} on "
+            f"{holder.get('host', 'another host')}: wait until it ends, stop it, or give another folder"
+        )
+    time.sleep(_PAUSE)
+
+
+def _write_holder(descriptor: int) -> None:
+    text = json.dumps({"process": os.getpid(), "host": socket.gethostname()})
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, text.encode())
+
+
+def _read_holder(descriptor: int) -> dict[str, Any]:
+    try:
+        holder = json.loads(os.read(descriptor, 4096))
+    except (OSError, ValueError):  # it has not written its name yet
+        return {}
+    return holder if isinstance(holder, dict) else {}
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(descriptor: int) -> None:
+        os.lseek(descriptor, 2**30, os.SEEK_SET)  # beyond the text, which others may then read
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+else:
+    import fcntl
+
+    def _lock(descriptor: int) -> None:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,167 @@
+"""One writer to a folder: processes, threads, forks, and the death of the holder."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hetsngp.locking import LOCK, FolderInUse, one_writer
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from hetsngp.locking import one_writer
+with one_writer(Path(sys.argv[1])):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def start_holder(folder: Path, code: str = HOLD) -> subprocess.Popen[str]:
+    """Start a process that holds the lock until its standard input is closed."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdin=pipe, stdout=pipe, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "locked\n"
+    return process
+
+
+def test_another_process_is_refused_and_the_holder_is_named(tmp_path: Path) -> None:
+    holder = start_holder(tmp_path)
+    try:
+        name = f"process {holder.pid} on {socket.gethostname()}"
+        with pytest.raises(FolderInUse, match=name), one_writer(tmp_path):
+            pass
+    finally:
+        holder.communicate("")
+    with one_writer(tmp_path):
+        assert json.loads((tmp_path / LOCK).read_text())["process"] == os.getpid()
+    assert not (tmp_path / LOCK).exists()
+
+
+def test_a_killed_holder_leaves_no_lock(tmp_path: Path) -> None:
+    holder = start_holder(tmp_path)
+    holder.kill()
+    holder.wait()
+    assert (tmp_path / LOCK).exists()
+    with one_writer(tmp_path):
+        pass
+
+
+FORK_AND_HOLD = HOLD.replace(
+    'print("locked"',
+    'import os\n    pid = os.fork()\n    if pid == 0: time.sleep(600)\n    print(pid)\n    print("locked"',
+)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_worker_does_not_keep_the_lock(tmp_path: Path) -> None:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", FORK_AND_HOLD, str(tmp_path)]
+    holder = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+    assert holder.stdout is not None
+    worker = int(holder.stdout.readline())
+    assert holder.stdout.readline() == "locked\n"
+    try:
+        holder.kill()
+        holder.wait()
+        os.kill(worker, 0)  # the worker lives on, with the descriptor of the lock
+        with one_writer(tmp_path):
+            pass
+    finally:
+        os.kill(worker, 9)
+
+
+def test_a_writer_waits_for_the_other_to_end(tmp_path: Path) -> None:
+    holder = start_holder(tmp_path)
+    assert holder.stdin is not None
+    threading.Timer(0.3, holder.stdin.close).start()
+    with one_writer(tmp_path, wait=60):
+        assert holder.wait(60) == 0
+
+
+def test_threads_exclude_each_other_and_one_thread_may_enter_twice(tmp_path: Path) -> None:
+    inside, most = 0, 0
+    link = tmp_path / "link"
+    (tmp_path / "folder").mkdir()
+    link.symlink_to(tmp_path / "folder")
+
+    def write(folder: Path) -> None:
+        nonlocal inside, most
+        with one_writer(folder, wait=60), one_writer(folder):
+            inside += 1
+            most = max(most, inside)
+            time.sleep(0.02)
+            inside -= 1
+
+    threads = [threading.Thread(target=write, args=[folder]) for folder in (link, tmp_path / "folder") * 4]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+
+
+def test_another_thread_is_refused_at_once(tmp_path: Path) -> None:
+    errors: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            with one_writer(tmp_path):
+                pass
+        except FolderInUse as error:
+            errors.append(error)
+
+    with one_writer(tmp_path):
+        thread = threading.Thread(target=write)
+        thread.start()
+        thread.join()
+    assert f"process {os.getpid()}" in str(errors[0])
+
+
+def _try_in_child(folder: Path, answers: multiprocessing.Queue[str]) -> None:
+    try:
+        with one_writer(folder):
+            answers.put("entered")
+    except FolderInUse:
+        answers.put("refused")
+
+
+def test_a_forked_child_is_another_writer(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    with one_writer(tmp_path):
+        child = context.Process(target=_try_in_child, args=(tmp_path, answers))
+        child.start()
+        assert answers.get(timeout=60) == "refused"
+        child.join()
+    # The table of the parent was not touched, and its lock has ended.
+    with one_writer(tmp_path):
+        pass
+
+
+def test_many_processes_count_without_loss(tmp_path: Path) -> None:
+    """Read, add one, write: an increment is lost wherever two are inside at once."""
+    code = """
+import sys
+from pathlib import Path
+from hetsngp.locking import one_writer
+folder = Path(sys.argv[1])
+for _ in range(50):
+    with one_writer(folder, wait=100):
+        count = int((folder / "count").read_text())
+        (folder / "count").write_text(str(count + 1))
+"""
+    (tmp_path / "count").write_text("0")
+    processes = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(4)]
+    assert [process.wait(120) for process in processes] == [0] * 4
+    assert (tmp_path / "count").read_text() == "200"
