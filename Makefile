@@ -18,12 +18,14 @@ help: ## show this list
 
 setup: $(STAMP) ## create .venv and install hetsngp with EXTRAS into it
 
-$(STAMP): pyproject.toml constraints.txt tools/torchvision_hook.py
+$(STAMP): pyproject.toml constraints.txt requirements-hashed.txt tools/torchvision_hook.py tools/hash_pins.py
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || { \
 	  echo "hetsngp needs Python 3.11, 3.12 or 3.13, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1)."; \
 	  echo "Name another one: make $(or $(MAKECMDGOALS),setup) PYTHON=python3.11"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  --report .venv/installed.json -e '.[$(EXTRAS)]'
+	$(BIN)/python -I tools/hash_pins.py check .venv/installed.json
 	$(BIN)/python tools/torchvision_hook.py
 	@touch '$@'
 
