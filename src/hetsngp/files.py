@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TEMPORARY = ".saving-"
+CHECKSUM = "checksum"
+"""Key of the checksum in a JSON file that has one."""
 
 
 def replace_file(file: Path, write: Callable[[Path], Any]) -> None:
@@ -52,6 +54,29 @@ def write_text(file: Path, text: str) -> None:
 def write_json(file: Path, content: Any, *, indent: int | None = 2) -> None:
     """Write strict JSON: NaN and infinity are refused, because other readers do not know them."""
     write_text(file, json.dumps(content, indent=indent, allow_nan=False) + "\n")
+
+
+def with_checksum(content: dict[str, Any]) -> dict[str, Any]:
+    """``content`` with a checksum of its values under the key ``checksum``.
+
+    It does not depend on the order of the keys nor on white space: a file may be formatted anew.
+
+    >>> content = with_checksum({"size": 3})
+    >>> has_checksum(content), has_checksum({**content, "size": 4}), has_checksum({"size": 3})
+    (True, False, None)
+    """
+    return {**content, CHECKSUM: _json_sha256(content)}
+
+
+def has_checksum(content: dict[str, Any]) -> bool | None:
+    """Whether the checksum in ``content`` is that of its values; None where it has none."""
+    return None if CHECKSUM not in content else content[CHECKSUM] == _json_sha256(content)
+
+
+def _json_sha256(content: dict[str, Any]) -> str:
+    values = {name: value for name, value in content.items() if name != CHECKSUM}
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 SRC = Path(__file__).parents[2] / "src"
 
-BASE = ("types", "validation", "files", "locking", "choices")
+BASE = ("types", "validation", "files", "locking", "limits", "choices")
 # Package or module → those it stands on. It may import these, and whatever they stand on; nothing else.
 STANDS_ON: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(BASE, ()),
