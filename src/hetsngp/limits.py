@@ -22,8 +22,7 @@ class Limit:
     >>> sides.check(900, "cat.png")
     >>> sides.check(2000, "cat.png")
     Traceback (most recent call last):
-    hetsngp.limits.LimitExceeded: cat.png has 2,000 pixels a side, more than the limit of 1,000: if you trust \
-the file, set the environment variable HETSNGP_MAX_SIDE=2000
+    hetsngp.limits.LimitExceeded: cat.png has 2,000 pixels a side, more than the limit of 1,000: if you ...
     """
 
     name: str
