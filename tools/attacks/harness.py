@@ -61,6 +61,7 @@ def run_case(
     read, write = os.pipe()
     process = os.fork()
     if process == 0:
+        os.setsid()
         os.close(read)
         _child(function, write, memory)
     os.close(write)
@@ -69,7 +70,7 @@ def run_case(
     finally:
         os.close(read)
     if text is None:
-        os.kill(process, signal.SIGKILL)
+        os.killpg(process, signal.SIGKILL)  # with the processes that the case has started
         os.waitpid(process, 0)
         return Result(attack, case, HANG, f"no answer within {seconds:g} s")
     _, status = os.waitpid(process, 0)

@@ -1,0 +1,103 @@
+"""The attacks of tools/attack.py: a short form of each finds no defect, and the documented table is true."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tools import attack
+from tools.attacks import harness
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "attack.json"
+SHARE = 0.02
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the limits on memory need Linux")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", attack.ATTACKS)
+def test_a_short_form_of_each_attack_finds_no_defect(name: str) -> None:
+    command = [sys.executable, str(ROOT / "tools" / "attack.py"), name, "--share", str(SHARE)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
+    tried = [line for line in run.stdout.splitlines() if line.startswith("| ")][1:]
+    assert tried, run.stdout
+
+
+# --- the harness tells outcomes apart -------------------------------------------------------------------
+
+
+def crash() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def take_memory() -> None:
+    assert len(bytearray(64 * 2**20)) > 0
+
+
+def hang() -> None:
+    signal.pause()
+
+
+def wrong() -> None:
+    raise harness.Wrong("another answer")
+
+
+def error_of_torch() -> None:
+    import torch
+
+    torch.zeros(2) @ torch.zeros(3)
+
+
+def error_of_ours() -> None:
+    from hetsngp.validation import check_num_classes
+
+    check_num_classes(1)
+
+
+@pytest.mark.parametrize(
+    ("case", "outcome"),
+    [
+        (lambda: None, harness.CORRECT),
+        (error_of_ours, harness.CLEAN_ERROR),
+        (wrong, harness.WRONG),
+        (error_of_torch, harness.TRACEBACK),
+        (crash, harness.CRASH),
+        (hang, harness.HANG),
+        (take_memory, harness.TRACEBACK),
+    ],
+    ids=["nothing", "our error", "wrong", "error of torch", "crash", "hang", "memory"],
+)
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+def test_the_harness_tells_outcomes_apart(case: object, outcome: str) -> None:
+    result = harness.run_case("harness", "case", case, seconds=5, memory=2**24)  # type: ignore[arg-type]
+    assert result.outcome == outcome, result.detail
+
+
+# --- documented figures ---------------------------------------------------------------------------------
+
+
+def test_documented_table_is_that_of_the_last_full_run() -> None:
+    found = json.loads(RESULTS.read_text())
+    assert found["share"] == 1.0
+    lines = (ROOT / "docs" / "reliability.md").read_text().splitlines()
+    results = [
+        harness.Result(attacked, "", outcome)
+        for attacked, outcomes in found["table"].items()
+        for outcome, count in outcomes.items()
+        for _ in range(count)
+    ]
+    for line in harness.table(results).splitlines():
+        assert line in lines
+
+
+def test_last_full_run_has_no_defect_and_enough_cases() -> None:
+    found = json.loads(RESULTS.read_text())
+    assert found["defects"] == []
+    assert set(found["seconds"]) == set(attack.ATTACKS)
