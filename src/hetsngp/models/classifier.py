@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -22,18 +24,115 @@ from hetsngp.validation import (
     check_weight,
 )
 
+# --- eval mode and training mode, by turns ---------------------------------------------------------------
+
+# Whether a module is in training mode is one flag for all threads. Predictions share eval mode: the first one
+# sets it, the last one restores what was before. Training passes wait for them, and they for training passes.
+_turn = threading.Condition()
+_held: dict[nn.Module, _Held] = {}
+"""Modules that predictions hold in eval mode."""
+_in_training: dict[nn.Module, list[int]] = {}
+"""Modules that are in a training pass, and its threads."""
+
+
+class _Held:
+    """Mode that a module returns to, and the threads that hold it in eval mode."""
+
+    def __init__(self, mode: bool) -> None:
+        self.mode = mode
+        self.threads: list[int] = []
+
+
+def evaluating(model: nn.Module) -> AbstractContextManager[None]:
+    """Context with eval mode and without gradients; the mode of every module is restored at the end.
+
+    Contexts of several threads may overlap, also on models that share modules: a module returns to its mode
+    when the last one ends. Training passes of other threads are waited for.
+    """
+    # A graph has no locks: what is compiled, in one thread, is compiled for the mode that it finds.
+    if torch.compiler.is_compiling() and not any(module.training for module in model.modules()):
+        return torch.no_grad()
+    return _evaluating(model)
+
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Context with eval mode and without gradients; the mode of every module is restored at the end."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modules, me = list(model.modules()), threading.get_ident()
+    with _turn:
+        if not any(me in _held[module].threads for module in modules if module in _held):
+            _turn.wait_for(lambda: not any(set(_in_training.get(m, ())) - {me} for m in modules))
+        for module in modules:
+            _held.setdefault(module, _Held(module.training)).threads.append(me)
     try:
+        if any(module.training for module in modules):
+            with _turn:
+                model.eval()
         with torch.no_grad():
             yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        with _turn:
+            _release(modules, me)
+
+
+def training_pass(model: Classifier, *, always: bool = False) -> AbstractContextManager[None]:
+    """Context in which no other thread holds ``model`` in eval mode, nor begins to; ``always``: also where it
+    is not in training mode.
+    """
+    return nullcontext() if torch.compiler.is_compiling() else _training_pass(model, always)
+
+
+@contextmanager
+def _training_pass(model: Classifier, always: bool) -> Iterator[None]:
+    modules, me = (model, model.backbone, model.head), threading.get_ident()
+    with _turn:
+        held = [_held[module] for module in modules if module in _held]
+        is_training = any(_held[m].mode if m in _held else m.training for m in modules)
+        nested = any(me in each.threads for each in held)  # a loss on held-out data, in eval mode
+        registered = modules if (is_training or always) and not nested else ()
+        for module in registered:
+            _in_training.setdefault(module, []).append(me)
+    try:
+        with _turn:  # predictions that begin from now on wait
+            _turn.wait_for(lambda: not any(module in _held for module in registered))
+        yield
+    finally:
+        with _turn:
+            for module in registered:
+                _in_training[module].remove(me)
+                if not _in_training[module]:
+                    del _in_training[module]
+            _turn.notify_all()
+
+
+def _release(modules: Iterable[nn.Module], thread: int) -> None:
+    for module in modules:
+        held = _held[module]
+        held.threads.remove(thread)
+        if not held.threads:
+            del _held[module]
+            if module.training != held.mode:
+                module.training = held.mode
+    _turn.notify_all()
+
+
+def _keep_own_turn() -> None:
+    """Release, in a forked process, what the threads held that it does not have."""
+    global _turn
+    _turn = threading.Condition()
+    me = threading.get_ident()
+    with _turn:
+        for threads in _in_training.values():
+            threads[:] = [thread for thread in threads if thread == me]
+        for module, held in list(_held.items()):
+            for thread in [thread for thread in held.threads if thread != me]:
+                _release([module], thread)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_keep_own_turn)
+
+
+# --- batches --------------------------------------------------------------------------------------------
 
 
 def to_device(x: Any, device: torch.device) -> Any:
@@ -50,6 +149,8 @@ def map_batch(x: Any, fn: Callable[[Any], Any]) -> Any:
         return parts if isinstance(x, list) else tuple(parts)
     return fn(x)
 
+
+# --- the model ------------------------------------------------------------------------------------------
 
 _STALE = (
     "the model was trained after its posterior was fitted: call hetsngp.fit_posterior(model, loader) again"
@@ -98,8 +199,9 @@ class Classifier(nn.Module):
         examples moves the model less: use weights of mean one over the data, and their total as N.
         """
         check_inputs(x)
-        h, y, weight = self._training_batch(x, y, weight, generator)
-        nll = self._in_full_precision(h, lambda h: self.head.nll(h, y, generator=generator))
+        with training_pass(self):
+            h, y, weight = self._training_batch(x, y, weight, generator)
+            nll = self._in_full_precision(h, lambda h: self.head.nll(h, y, generator=generator))
         if weight is not None:
             nll = check_weight(weight, len(nll)).to(nll) * nll
         loss = nll.sum() / h.shape[0]
@@ -132,6 +234,13 @@ class Classifier(nn.Module):
 
         Without ``generator`` the integration points are fixed: the same input gives the same answer, in any
         batch. ``num_samples`` None chooses the number of points for an error of at most 0.005.
+
+        Several threads may predict with one model at the same time, in training mode too: the model is in
+        eval mode until the last of them has its answer, and then every module has its mode again. No buffer
+        is written. ``loss``, ``model(x)`` in training mode and ``train()`` in another thread wait for that,
+        and predictions for them. What changes weights or the posterior (an optimiser's step,
+        ``fit_posterior``, ``load_state_dict``, ``to``) does not wait: predict with ``copy.deepcopy(model)``
+        meanwhile.
         """
         self._check_prediction(x, num_samples)
         with evaluating(self):
@@ -166,8 +275,14 @@ class Classifier(nn.Module):
         That loss has no prior; ``model.loss`` has. Under ``link="sigmoid"`` these are log-odds, for
         ``binary_cross_entropy_with_logits``.
         """
-        h = self._features(x)
-        return self._in_full_precision(h, self.head.log_probs)
+        with training_pass(self):
+            h = self._features(x)
+            return self._in_full_precision(h, self.head.log_probs)
+
+    def train(self, mode: bool = True) -> Classifier:
+        """Set training mode, or eval mode; waits for predictions in other threads, which need eval mode."""
+        with training_pass(self, always=True):
+            return super().train(mode)
 
     # --- latent, utility and state ----------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -79,8 +80,14 @@ class MultiInput(Classifier):
         found = widened_module(self.backbone)
         assert found is not None
         called: list[nn.Module] = []
+        me = threading.get_ident()
+
+        def note(layer: nn.Module, _: Any) -> None:
+            if threading.get_ident() == me:  # another thread may predict
+                called.append(layer)
+
         handles = [
-            layer.register_forward_pre_hook(lambda layer, _: called.append(layer))
+            layer.register_forward_pre_hook(note)
             for layer in self.backbone.modules()
             if isinstance(layer, LAYERS)
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,16 @@ class NoInputLayerError(ValueError):
     """A network has no layer at all that could be widened."""
 
 
+class _ThisThread(threading.local):
+    """Modes other than "tiled", by the id of the stack."""
+
+    def __init__(self) -> None:
+        self.modes: dict[int, str] = {}
+
+
+_this_thread = _ThisThread()
+
+
 class InputStack:
     """Pre-forward hook of a widened layer that concatenates M inputs along the features or channels.
 
@@ -39,11 +50,12 @@ class InputStack:
     @contextmanager
     def distinct(self, *, stacked: bool = False) -> Iterator[None]:
         """Context in which the M inputs of a row are different examples."""
-        self._mode = "stacked" if stacked else "rows"
+        self._mode = _this_thread.modes[id(self)] = "stacked" if stacked else "rows"
         try:
             yield
         finally:
             self._mode = "tiled"
+            del _this_thread.modes[id(self)]
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -54,9 +66,12 @@ class InputStack:
         return args, {**kwargs, name: self._enter(x)}
 
     def _enter(self, x: Tensor) -> Tensor:
-        if self.num_inputs == 1 or self._mode == "stacked":
+        # A graph has no threads: it is compiled for the attribute.
+        compiling = torch.compiler.is_compiling()
+        mode = self._mode if compiling else _this_thread.modes.get(id(self), "tiled")
+        if self.num_inputs == 1 or mode == "stacked":
             return x
-        parts = x.chunk(self.num_inputs) if self._mode == "rows" else [x] * self.num_inputs
+        parts = x.chunk(self.num_inputs) if mode == "rows" else [x] * self.num_inputs
         return torch.cat(parts, self.dim)
 
 
