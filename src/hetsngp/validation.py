@@ -94,6 +94,23 @@ def check_inputs(x: Any) -> None:
             check_inputs(value)
 
 
+@torch.no_grad()
+def first_non_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
+    """Name of the first floating-point tensor that has a NaN or infinite value; None: all are finite.
+
+    Buffers of a network may hold −∞ on purpose (masks of attention); parameters never do.
+
+    >>> first_non_finite([("weight", torch.ones(2)), ("bias", torch.tensor([0.0, float("nan")]))])
+    'bias'
+    """
+    for name, tensor in tensors:
+        if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.device.type == "meta":
+            continue
+        if not bool(torch.isfinite(tensor).all()):
+            return name
+    return None
+
+
 def check_features(h: Any, width: int) -> Tensor:
     """Check that the backbone returned (B, width)."""
     if not isinstance(h, Tensor):
