@@ -1128,7 +1128,7 @@ def _finite_features(model: Any, name: str) -> None:
 def _spoil(model: Any, name: str, value: float = NAN) -> Any:
     tensor = model.state_dict()[name]
     with torch.no_grad():
-        tensor.view(-1)[0] = value
+        tensor[(0,) * tensor.dim()] = value
     return model
 
 

@@ -177,7 +177,7 @@ class Classifier(nn.Module):
             check_num_samples(num_samples)
         check_generator(generator)
         check_inputs(x)
-        self._check_weights()
+        self.check_weights()
         if self._trained_since_fit:
             self._warn_once(_STALE, stacklevel=4)
 
@@ -206,7 +206,7 @@ class Classifier(nn.Module):
         """Latent f at features h (B, D) under the fitted posterior; moments of the mixture of members."""
         check_features(h, self.num_features)
         check_plain("h", h)
-        self._check_weights()
+        self.check_weights()
         with evaluating(self):
             return self._finite_answer(h, self.head.latent_normal)
 
@@ -215,7 +215,7 @@ class Classifier(nn.Module):
         of their mixture.
         """
         check_inputs(x)
-        self._check_weights()
+        self.check_weights()
         with evaluating(self):
             return self._answer(x, self.head.utility_normal)
 
@@ -292,7 +292,7 @@ class Classifier(nn.Module):
                 "hetsngp.fit_posterior(model, loader)"
             )
         check_inputs(x)
-        self._check_weights()
+        self.check_weights()
         with evaluating(self):
             h = self.finite_features(x)
             self._in_full_precision(h, lambda h: head.update_posterior(h, self.dataset_size))
@@ -364,7 +364,7 @@ class Classifier(nn.Module):
             self._record_weights()
         return self
 
-    def _check_weights(self) -> None:
+    def check_weights(self) -> None:
         """Raise a ValueError that names a weight which is NaN or infinite; looks again only after changes."""
         if not eager(self.temperature):
             return
@@ -373,8 +373,14 @@ class Classifier(nn.Module):
         marks = marks_of(self)
         if marks is not None and marks == self._seen.finite:
             return
-        self._refuse_non_finite(self.named_parameters())
+        self._refuse_non_finite((*self.named_parameters(), *self._own_buffers()))
         self._seen.finite = marks
+
+    def _own_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Buffers that are always finite; those of a network may be infinite on purpose."""
+        for name, tensor in self.named_buffers():
+            if name.startswith("head.") or name.rpartition(".")[2].startswith("spectral_"):
+                yield name, tensor
 
     def _refuse_non_finite(self, tensors: Any) -> None:
         name = first_non_finite(tensors)
@@ -389,8 +395,10 @@ class Classifier(nn.Module):
     def _features(self, x: Any) -> Tensor:
         if torch.compiler.is_compiling():
             return check_features(self.backbone(x), self.num_features)
-        if self.training and torch.is_grad_enabled():
-            self._trained_since_fit = self._has_filled_posterior
+        if torch.is_grad_enabled():
+            self._seen.forget()
+            if self.training:
+                self._trained_since_fit = self._has_filled_posterior
         with explain_failure(x, self.backbone):
             h = self.backbone(x)
         rows = len(x) if self._keeps_rows and isinstance(x, Tensor) and x.dim() > 0 else None
@@ -433,10 +441,8 @@ class Classifier(nn.Module):
 
     def _raise_not_finite(self, finite: Tensor, what: str) -> None:
         """Raise a ValueError for the first example that is not ``finite`` (B,); names a weight if it is why."""
-        own = ((f"head.{name}", t) for name, t in self.head.named_buffers())
-        masks = ((name, t.isnan()) for name, t in self.backbone.named_buffers() if t.is_floating_point())
-        nan = ((f"backbone.{name}", torch.where(mask, torch.nan, 0.0)) for name, mask in masks)
-        self._refuse_non_finite((*self.named_parameters(), *own, *nan))
+        others = [(name, t) for name, t in self.named_buffers() if t.is_floating_point() and t.isnan().any()]
+        self._refuse_non_finite((*self.named_parameters(), *self._own_buffers(), *others))
         row = int((~finite).int().argmax())
         raise ValueError(
             f"no finite {what} for x, first in row {row}: its values are too large for {self.temperature.dtype}; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ _CHUNK = 2**20
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
 
-def marks_of(*modules: nn.Module) -> Marks | None:
-    """Identity, version and address of every parameter: equal as long as none was written to or replaced.
+def marks_of(model: nn.Module) -> Marks | None:
+    """Identity, version and address of every tensor: equal as long as none was written to or replaced.
 
     None where they cannot be read: while compiling, and for tensors that are sharded or have no storage. A
     write to ``parameter.data`` in place leaves no mark.
@@ -24,12 +25,11 @@ def marks_of(*modules: nn.Module) -> Marks | None:
     if torch.compiler.is_compiling():
         return None
     found = []
-    for module in modules:
-        for tensor in module.parameters():
-            if type(tensor) is not nn.Parameter or tensor.device.type == "meta":
-                return None
-            version = 0 if tensor.is_inference() else tensor._version
-            found.append((id(tensor), version, tensor.data_ptr()))
+    for tensor in chain(model.parameters(), model.buffers()):
+        if type(tensor) not in (nn.Parameter, Tensor, nn.Buffer) or tensor.device.type == "meta":
+            return None
+        version = 0 if tensor.is_inference() else tensor._version
+        found.append((id(tensor), version, tensor.data_ptr()))
     return tuple(found)
 
 
@@ -77,6 +77,10 @@ class Seen:
 
     compared: Marks | None = field(default=None)
     finite: Marks | None = field(default=None)
+
+    def forget(self) -> None:
+        """Look at the weights again: a fused optimiser writes to them without a mark."""
+        self.compared = self.finite = None
 
     def __deepcopy__(self, memo: Any) -> Seen:
         return Seen()
