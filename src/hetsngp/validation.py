@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from hetsngp._moved import renamed
@@ -25,6 +26,10 @@ class PosteriorNotFittedError(RuntimeError):
             "training, or build the model with posterior='none' to predict with the MAP estimate"
         )
 
+
+MOST_POINTS = 2**24
+"""Most integration points of a prediction; an error of 0.005 takes some thousands."""
+LARGEST_INTEGER = 2**62
 
 _skips: ContextVar[bool] = ContextVar("skip_validation", default=False)
 
@@ -45,15 +50,22 @@ def eager(*tensors: Tensor) -> bool:
     """Whether values may be checked: not while compiling, exporting or capturing a CUDA graph, nor inside
     :func:`skip_validation`.
     """
-    if torch.compiler.is_compiling() or _skips.get():
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or _skips.get():
+        return False
+    if any(_in_transform(t) for t in tensors):
         return False
     return not (any(t.is_cuda for t in tensors) and torch.cuda.is_current_stream_capturing())
+
+
+def _in_transform(tensor: Tensor) -> bool:
+    """Whether it is a value of vmap, grad or jacrev of torch.func, or of a fake mode, which cannot be read."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor) or hasattr(tensor, "fake_mode")
 
 
 def check_choice(name: str, value: str, choices: Iterable[str]) -> str:
     """Check that ``value`` is one of ``choices``."""
     choices = tuple(choices)
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         close = difflib.get_close_matches(str(value), choices, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"unknown {name} {value!r}: choose one of {', '.join(map(repr, choices))}{hint}")
@@ -65,8 +77,46 @@ def check_positive(name: str, value: Any, *, integer: bool = False) -> float:
     kind = "a positive whole number" if integer else "a positive finite number"
     has_type = isinstance(value, numbers.Integral if integer else numbers.Real)
     if isinstance(value, bool) or not has_type or not 0 < value < float("inf"):
-        raise ValueError(f"{name} must be {kind}, got {value!r}")
-    return int(value) if integer else float(value)
+        raise ValueError(f"{name} must be {kind}, got {value!r:.200}")
+    if value > LARGEST_INTEGER and integer:
+        raise ValueError(f"{name} must be at most 2**62, got {value!r:.50}")
+    try:
+        return int(value) if integer else float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must be {kind}, got {value!r:.50}, which is no float") from None
+
+
+def check_not_negative(name: str, value: Any, below: float = float("inf")) -> float:
+    """Check that ``value`` is a number from 0 to less than ``below``; returns a float."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < below:
+        limit = " and finite" if below == float("inf") else f" and less than {below:g}"
+        raise ValueError(f"{name} must be a number of at least 0{limit}, got {value!r:.200}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must be at least 0 and finite, got {value!r:.50}") from None
+
+
+def check_num_samples(num_samples: Any) -> int:
+    """Check a number of integration points."""
+    count = int(check_positive("num_samples", num_samples, integer=True))
+    if count > MOST_POINTS:
+        raise ValueError(
+            f"num_samples must be at most {MOST_POINTS:,}, got {num_samples!r:.50}: some thousand points give "
+            "an error below 0.005; None chooses their number"
+        )
+    return count
+
+
+def check_generator(generator: Any) -> torch.Generator | None:
+    """Check that a source of randomness is torch's."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator must be a torch.Generator, got {type(generator).__name__}: "
+            "torch.Generator().manual_seed(0)"
+        )
+    return generator
 
 
 def check_num_classes(num_classes: int) -> int:
@@ -79,14 +129,31 @@ def check_num_classes(num_classes: int) -> int:
     return int(num_classes)
 
 
+def check_plain(name: str, tensor: Tensor) -> None:
+    """Check that a tensor has its values in memory, one after another."""
+    if torch.compiler.is_compiling():
+        return
+    if tensor.device.type == "meta":
+        raise ValueError(f"{name} is on the meta device, so it has no values: make it on another device")
+    if tensor.is_nested and tensor.layout != torch.jagged:
+        raise TypeError(f"{name} is a nested tensor: pad it, torch.nested.to_padded_tensor({name}, 0.0)")
+    if tensor.layout not in (torch.strided, torch.jagged):
+        raise TypeError(f"{name} is a sparse tensor, {tensor.layout}: give {name}.to_dense()")
+    if tensor.is_quantized:
+        raise TypeError(f"{name} is a quantized tensor, {tensor.dtype}: give {name}.dequantize()")
+
+
 def check_inputs(x: Any) -> None:
     """Check that floating-point inputs are finite; inputs of other types are left to the backbone."""
     if isinstance(x, Tensor):
+        if not x.is_quantized:  # a quantized backbone takes them
+            check_plain("x", x)
         if x.dim() == 0:
             raise ValueError("x is a single number: inputs have the batch first, (B, ...)")
         if x.shape[0] == 0:
             raise ValueError("x is an empty batch: give at least one row")
-        if x.is_floating_point() and eager(x) and not bool(torch.isfinite(x).all()):
+        has_fractions = x.is_floating_point() or x.is_complex()
+        if has_fractions and eager(x) and not bool(torch.isfinite(x).all()):
             row = int((~torch.isfinite(x)).reshape(x.shape[0], -1).any(1).int().argmax())
             raise ValueError(f"x has NaN or infinite values, first in row {row}: clean or impute the inputs")
     elif isinstance(x, Mapping | tuple | list):
@@ -94,14 +161,104 @@ def check_inputs(x: Any) -> None:
             check_inputs(value)
 
 
-def check_features(h: Any, width: int) -> Tensor:
-    """Check that the backbone returned (B, width)."""
+@contextmanager
+def explain_failure(x: Any, backbone: nn.Module) -> Iterator[None]:
+    """Context of a call of the backbone: an error in it says what it was called with, and what to change.
+
+    TypeErrors and ValueErrors keep their type, other errors of torch are RuntimeErrors. Running out of memory
+    and errors of other kinds pass unchanged.
+    """
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        given = list(_leaves(x))
+        strange = [part for part in given if not isinstance(part, Tensor)]
+        if out_of_memory(error) or (isinstance(error, AttributeError) and not strange):
+            raise
+        words = (str(error).strip() or type(error).__name__).splitlines()[0]
+        message = f"the backbone failed on x, {_describe(x)}: {words}"
+        hint = _hint(x, given, strange, backbone)
+        if isinstance(error, TypeError | AttributeError):
+            raise TypeError(f"{message}; {hint}") from error
+        if isinstance(error, ValueError):
+            raise ValueError(f"{message}; {hint}") from error
+        raise RuntimeError(f"{message}; {hint}") from error
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, on the host or on a device."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
+def _leaves(x: Any) -> Iterator[Any]:
+    if isinstance(x, Mapping | tuple | list):
+        for value in x.values() if isinstance(x, Mapping) else x:
+            yield from _leaves(value)
+    else:
+        yield x
+
+
+def _describe(x: Any) -> str:
+    if isinstance(x, Tensor):
+        return f"a tensor {tuple(x.shape)} of {x.dtype} on {x.device}"
+    if isinstance(x, np.ndarray):
+        return f"a NumPy array {x.shape} of {x.dtype}"
+    if isinstance(x, Mapping):
+        return f"a dict of {', '.join(map(repr, x)) or 'nothing'}"
+    if isinstance(x, tuple | list):
+        return f"a {type(x).__name__} of {len(x)}"
+    return f"a {type(x).__name__}"
+
+
+def _hint(x: Any, given: list[Any], strange: list[Any], backbone: nn.Module) -> str:
+    weight = next((p for p in backbone.parameters() if p.is_floating_point()), None)
+    dtype = torch.get_default_dtype() if weight is None else weight.dtype
+    if strange or not given:
+        return f"give tensors as the backbone takes them, e.g. torch.as_tensor(x, dtype={dtype})"
+    if isinstance(x, Mapping | tuple | list):
+        return "give x in the form that the backbone takes"
+    if weight is not None and x.device != weight.device:
+        return f"its weights are on {weight.device}: give x.to({str(weight.device)!r})"
+    if weight is not None and x.dtype != dtype:
+        return f"its weights are {dtype}: give x.to({dtype})"
+    return "give x in the shape that the backbone takes, the batch first"
+
+
+@torch.no_grad()
+def first_non_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
+    """Name of the first floating-point tensor that has a NaN or infinite value; None: all are finite.
+
+    Buffers of a network may hold −∞ on purpose (masks of attention); parameters never do.
+
+    >>> first_non_finite([("weight", torch.ones(2)), ("bias", torch.tensor([0.0, float("nan")]))])
+    'bias'
+    """
+    for name, tensor in tensors:
+        if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.device.type == "meta":
+            continue
+        if not bool(torch.isfinite(tensor).all()):
+            return name
+    return None
+
+
+def check_features(h: Any, width: int, rows: int | None = None) -> Tensor:
+    """Check that the backbone returned (B, width), of ``rows`` examples if given, in floating point."""
     if not isinstance(h, Tensor):
         raise TypeError(f"the backbone must return a tensor (B, {width}), got {type(h).__name__}")
     if h.dim() != 2 or h.shape[1] != width:
         raise ValueError(
             f"the backbone returned shape {tuple(h.shape)} where (B, {width}) was expected: "
             f"backbone.num_features is {width}; pool and flatten its output, or correct num_features"
+        )
+    if not h.is_floating_point() or h.layout != torch.strided:
+        kind = h.dtype if h.layout == torch.strided else h.layout
+        raise TypeError(f"the backbone returned {kind}: features must be dense, real and floating point")
+    if rows is not None and h.shape[0] != rows:
+        raise ValueError(
+            f"the backbone returned features of {h.shape[0]} examples for {rows}: it must take and return "
+            "the batch first"
         )
     return h
 
@@ -110,6 +267,7 @@ def check_class_labels(y: Any, num_classes: int, rows: int) -> Tensor:
     """Check integer labels (B,) in 0 … K−1, for the softmax link."""
     if not isinstance(y, Tensor):
         raise TypeError(f"y must be a tensor of class numbers, got {type(y).__name__}")
+    check_plain("y", y)
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise TypeError(
             f"y has dtype {y.dtype}, but link='softmax' takes whole class numbers: pass y.long(), "
@@ -133,6 +291,9 @@ def check_multi_hot(y: Any, num_classes: int, rows: int) -> Tensor:
     """Check labels (B, K) in [0, 1], for the sigmoid link."""
     if not isinstance(y, Tensor):
         raise TypeError(f"y must be a multi-hot tensor, got {type(y).__name__}")
+    check_plain("y", y)
+    if y.is_complex():
+        raise TypeError(f"y has dtype {y.dtype}: multi-hot labels are real numbers in [0, 1]")
     if y.shape != (rows, num_classes):
         raise ValueError(
             f"y has shape {tuple(y.shape)}, but link='sigmoid' takes multi-hot labels "
@@ -148,6 +309,9 @@ def check_weight(weight: Any, rows: int) -> Tensor:
     """Check weights (B,), finite and not negative: an example of weight 2 counts as two examples."""
     if not isinstance(weight, Tensor):
         raise TypeError(f"the weights of a batch must be a tensor, got {type(weight).__name__}")
+    check_plain("weight", weight)
+    if weight.is_complex():
+        raise TypeError(f"the weights of a batch have dtype {weight.dtype}: give real numbers")
     if weight.shape != (rows,):
         raise ValueError(
             f"the weights have shape {tuple(weight.shape)} where ({rows},) was expected, one for each row"
@@ -177,6 +341,29 @@ def check_class_counts(counts: Any, num_classes: int) -> Tensor:
         if not bool(counts.any()):
             raise ValueError("class_counts are all zero: count the labels of the training data")
     return counts
+
+
+def check_loader(loader: Any, where: str) -> None:
+    """Refuse what yields no batches, by its type."""
+    if isinstance(loader, torch.utils.data.Dataset):
+        raise TypeError(
+            f"{where} is a Dataset: wrap it, torch.utils.data.DataLoader(dataset, batch_size=256)"
+        )
+    if not isinstance(loader, Iterable) or isinstance(loader, str | bytes | Mapping | Tensor | np.ndarray):
+        raise TypeError(
+            f"{where} must be a loader of batches, e.g. a DataLoader or a list [(x, y)], got "
+            f"{type(loader).__name__}"
+        )
+    if isinstance(loader, list | tuple) and len(loader) == 2 and _is_one_batch(*loader):
+        raise TypeError(
+            f"{where} is x and y of one batch, but must be a list of batches: put it into one, [(x, y)]"
+        )
+
+
+def _is_one_batch(x: Any, y: Any) -> bool:
+    """Whether these are inputs and labels, and not two batches of inputs, which are alike."""
+    arrays = isinstance(x, Tensor | np.ndarray) and isinstance(y, Tensor | np.ndarray)
+    return arrays and (x.ndim != y.ndim or x.dtype != y.dtype)
 
 
 def check_repeatable(times: int, **loaders: Any) -> None:

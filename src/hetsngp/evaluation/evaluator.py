@@ -27,11 +27,11 @@ from hetsngp.evaluation.scores import (
     selection,
 )
 from hetsngp.evaluation.set_evaluation import EvaluationProgress, SetEvaluator
-from hetsngp.evaluation.set_predictions import SetPredictions, check_loader
+from hetsngp.evaluation.set_predictions import SetPredictions
 from hetsngp.fitting.progress import at_a_terminal
 from hetsngp.functional.sampling import draw_seed
 from hetsngp.metrics.probabilities import torchmetrics
-from hetsngp.validation import check_positive
+from hetsngp.validation import check_loader, check_num_samples, check_positive
 
 
 @renamed_arguments(corrupted_doubt="corrupted_uncertainty")
@@ -146,7 +146,7 @@ def _prepare(out: Path) -> None:
 def _check_arguments(id: Any, ood: Any, corrupted: Any, num_samples: Any, num_bins: Any) -> None:
     """Refuse wrong arguments before a first batch is predicted."""
     if num_samples is not None:
-        check_positive("num_samples", num_samples, integer=True)
+        check_num_samples(num_samples)
     check_positive("num_bins", num_bins, integer=True)
     check_loader(id, "id")
     if ood is not None and not isinstance(ood, Mapping):

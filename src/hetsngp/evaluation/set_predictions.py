@@ -15,7 +15,7 @@ from hetsngp.evaluation.predictors import Predictor
 from hetsngp.functional.uncertainty import binary_entropy, entropy
 from hetsngp.metrics.probabilities import check_probs
 from hetsngp.types import Prediction
-from hetsngp.validation import check_batch, is_device_loader
+from hetsngp.validation import check_batch, check_loader, is_device_loader
 
 SCORES = (
     "ood_score",
@@ -108,29 +108,6 @@ class EvaluationBatches:
     def _all(self) -> Iterator[Any]:
         yield self.first
         yield from self._rest
-
-
-def check_loader(loader: Any, where: str) -> None:
-    """Refuse what yields no batches, by its type."""
-    if isinstance(loader, torch.utils.data.Dataset):
-        raise TypeError(
-            f"{where} is a Dataset: wrap it, torch.utils.data.DataLoader(dataset, batch_size=256)"
-        )
-    if not isinstance(loader, Iterable) or isinstance(loader, str | Mapping | Tensor | np.ndarray):
-        raise TypeError(
-            f"{where} must be a loader of batches, e.g. a DataLoader or a list [(x, y)], got "
-            f"{type(loader).__name__}"
-        )
-    if isinstance(loader, list | tuple) and len(loader) == 2 and _is_one_batch(*loader):
-        raise TypeError(
-            f"{where} is x and y of one batch, but must be a list of batches: put it into one, [(x, y)]"
-        )
-
-
-def _is_one_batch(x: Any, y: Any) -> bool:
-    """Whether these are inputs and labels, and not two batches of inputs, which are alike."""
-    arrays = isinstance(x, Tensor | np.ndarray) and isinstance(y, Tensor | np.ndarray)
-    return arrays and (x.ndim != y.ndim or x.dtype != y.dtype)
 
 
 def predict_batches(

@@ -10,7 +10,7 @@ import torch
 
 from hetsngp._moved import renamed_arguments, renamed_attribute
 from hetsngp.models.classifier import Classifier
-from hetsngp.validation import check_choice, check_positive
+from hetsngp.validation import check_choice, check_not_negative, check_positive
 
 OPTIMIZERS = ("adamw", "sgd")
 DECAYS = ("cosine", "linear", "step", "constant")
@@ -58,16 +58,19 @@ class Schedule:
         check_positive("gamma", self.gamma)
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
         check_choice("decay", self.decay, DECAYS)
-        if not 0 <= self.weight_decay < float("inf"):
-            raise ValueError(f"weight_decay must be at least 0 and finite, got {self.weight_decay!r}")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum!r}")
-        if not 0 <= self.warmup < self.epochs:
+        check_not_negative("weight_decay", self.weight_decay)
+        check_not_negative("momentum", self.momentum, 1.0)
+        if not isinstance(self.warmup, int | float) or not 0 <= self.warmup < self.epochs:
             raise ValueError(
                 f"warmup is in epochs, at least 0 and below epochs={self.epochs}: {self.warmup!r}"
             )
         if self.stop_after is not None:
             check_positive("stop_after", self.stop_after, integer=True)
+        numbers = isinstance(self.milestones, tuple | list) and all(
+            isinstance(at, int | float) for at in self.milestones
+        )
+        if not numbers:
+            raise ValueError(f"milestones are epochs, e.g. (30, 60, 80), got {self.milestones!r:.200}")
         if (self.decay == "step") != bool(self.milestones):
             raise ValueError('decay="step" and milestones=(30, 60, 80) belong together: give both or neither')
         if not all(0 < at < self.epochs for at in self.milestones):
@@ -99,6 +102,8 @@ class Schedule:
         for group in model.parameter_groups(self.weight_decay):
             lr = self.lr * (self.gp_lr_multiplier if group.get("no_weight_decay") else 1.0)
             groups.append({**group, "lr": lr, "initial_lr": lr})
+        if not any(group["params"] for group in groups):
+            raise ValueError("every parameter is frozen: model.requires_grad_(True), or leave training out")
         if self.optimizer == "sgd":
             return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=self.momentum > 0)
         return torch.optim.AdamW(groups, lr=self.lr)

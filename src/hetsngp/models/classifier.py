@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hetsngp.models.fitted_weights import FittedWeights, Seen, marks_of
 from hetsngp.nn.extractor import Features
 from hetsngp.nn.heads import GaussianHead, Head
 from hetsngp.nn.posteriors import MomentumPosterior
@@ -19,9 +20,16 @@ from hetsngp.types import LatentNormal, Prediction, UtilityNormal
 from hetsngp.validation import (
     check_class_counts,
     check_features,
+    check_generator,
     check_inputs,
+    check_not_negative,
+    check_num_samples,
+    check_plain,
     check_positive,
     check_weight,
+    eager,
+    explain_failure,
+    first_non_finite,
 )
 
 # --- eval mode and training mode, by turns ---------------------------------------------------------------
@@ -158,7 +166,16 @@ _STALE = (
 
 
 class Classifier(nn.Module):
-    """A backbone x → h and a head h → f → u → p. Made by :func:`hetsngp.build`."""
+    """A backbone x → h and a head h → f → u → p. Made by :func:`hetsngp.build`.
+
+    A prediction after the weights have changed since the posterior was fitted warns once, in whatever mode
+    they changed: by an optimiser, ``load_state_dict`` or an edit in place (not by one of ``parameter.data``,
+    which torch does not record). Moving or converting the model does not count, nor does writing the same
+    values.
+    """
+
+    _fitted_weights: FittedWeights | None = None
+    """Weights that the posterior was fitted with; None: not known, or no posterior."""
 
     def __init__(
         self,
@@ -182,6 +199,7 @@ class Classifier(nn.Module):
         """Report of :func:`hetsngp.convert`, if it made this model; not saved."""
         self._warned: set[str] = set()
         self._trained_since_fit = False
+        self._seen = Seen()
 
     # --- training and prediction ------------------------------------------------------------------------
 
@@ -199,6 +217,7 @@ class Classifier(nn.Module):
         examples moves the model less: use weights of mean one over the data, and their total as N.
         """
         check_inputs(x)
+        check_generator(generator)
         with training_pass(self):
             h, y, weight = self._training_batch(x, y, weight, generator)
             nll = self._in_full_precision(h, lambda h: self.head.nll(h, y, generator=generator))
@@ -242,11 +261,10 @@ class Classifier(nn.Module):
         ``fit_posterior``, ``load_state_dict``, ``to``) does not wait: predict with ``copy.deepcopy(model)``
         meanwhile.
         """
-        self._check_prediction(x, num_samples)
+        self._check_prediction(x, num_samples, generator)
         with evaluating(self):
-            h = self._features(x)
-            return self._in_full_precision(
-                h, lambda h: self.head.predict(h, num_samples=num_samples, generator=generator)
+            return self._answer(
+                x, lambda h: self.head.predict(h, num_samples=num_samples, generator=generator)
             )
 
     def predict_probs(
@@ -255,17 +273,20 @@ class Classifier(nn.Module):
         """Return ``predict(x).probs`` alone: (B, K). With three classes or more the nested integral that
         splits the uncertainty is nearly all of the cost of ``predict``.
         """
-        self._check_prediction(x, num_samples)
+        self._check_prediction(x, num_samples, generator)
         with evaluating(self):
-            h = self._features(x)
-            return self._in_full_precision(
-                h, lambda h: self.head.probs(h, num_samples=num_samples, generator=generator)
+            return self._answer(
+                x, lambda h: self.head.probs(h, num_samples=num_samples, generator=generator)
             )
 
-    def _check_prediction(self, x: Any, num_samples: int | None) -> None:
+    def _check_prediction(
+        self, x: Any, num_samples: int | None, generator: torch.Generator | None = None
+    ) -> None:
         if num_samples is not None:
-            check_positive("num_samples", num_samples, integer=True)
+            check_num_samples(num_samples)
+        check_generator(generator)
         check_inputs(x)
+        self.check_weights()
         if self._trained_since_fit:
             self._warn_once(_STALE, stacklevel=4)
 
@@ -275,6 +296,8 @@ class Classifier(nn.Module):
         That loss has no prior; ``model.loss`` has. Under ``link="sigmoid"`` these are log-odds, for
         ``binary_cross_entropy_with_logits``.
         """
+        if not isinstance(x, Tensor) or x.device.type != "meta":
+            check_inputs(x)
         with training_pass(self):
             h = self._features(x)
             return self._in_full_precision(h, self.head.log_probs)
@@ -297,17 +320,19 @@ class Classifier(nn.Module):
     def latent(self, h: Tensor) -> LatentNormal:
         """Latent f at features h (B, D) under the fitted posterior; moments of the mixture of members."""
         check_features(h, self.num_features)
+        check_plain("h", h)
+        self.check_weights()
         with evaluating(self):
-            return self._in_full_precision(h, self.head.latent_normal)
+            return self._finite_answer(h, self.head.latent_normal)
 
     def utility(self, x: Any) -> UtilityNormal:
         """Utility u at inputs x under the fitted posterior, before the temperature; with members, the moments
         of their mixture.
         """
         check_inputs(x)
+        self.check_weights()
         with evaluating(self):
-            h = self._features(x)
-            return self._in_full_precision(h, self.head.utility_normal)
+            return self._answer(x, self.head.utility_normal)
 
     @property
     def temperature(self) -> Tensor:
@@ -316,7 +341,9 @@ class Classifier(nn.Module):
 
     @temperature.setter
     def temperature(self, value: float) -> None:
-        value = check_positive("temperature", float(value))
+        if isinstance(value, Tensor) and value.numel() == 1:
+            value = value.item()
+        value = check_positive("temperature", value)
         for temperature in self.head.temperatures:
             temperature.fill_(value)
 
@@ -361,6 +388,7 @@ class Classifier(nn.Module):
         Parameters that have a prior (β), or belong to a density, are in a group without weight decay that is
         marked ``no_weight_decay``. Their natural size is one, so their learning rate has a multiplier.
         """
+        weight_decay = check_not_negative("weight_decay", weight_decay)
         undecayed = [p for p in self.head.undecayed_parameters() if p.requires_grad]
         known = {id(p) for p in undecayed}
         decayed = [p for p in self.parameters() if p.requires_grad and id(p) not in known]
@@ -379,20 +407,162 @@ class Classifier(nn.Module):
                 "hetsngp.fit_posterior(model, loader)"
             )
         check_inputs(x)
+        self.check_weights()
         with evaluating(self):
-            h = self._features(x)
+            h = self.finite_features(x)
             self._in_full_precision(h, lambda h: head.update_posterior(h, self.dataset_size))
         self.mark_fitted()
 
     def mark_fitted(self) -> None:
         """Record that the posterior belongs to the present weights; later training makes it stale."""
         self._trained_since_fit = False
+        self._record_weights()
         self._warned.discard(_STALE)
 
+    # --- weights ----------------------------------------------------------------------------------------
+
+    @property
+    def _trained_since_fit(self) -> bool:
+        """Whether weights have changed since the posterior was fitted, also where no training was seen."""
+        known = bool(self.__dict__.get("_trained_since_fit", False))  # where release 0.1 has it
+        if known or not self._has_filled_posterior:
+            return known
+        marks = marks_of(self)
+        if marks is None or marks == self._seen.compared or not eager(self.temperature):
+            return False
+        before, now = self._fitted_weights, self._weights_now()
+        if before is None or before.posterior != now.posterior:
+            self._fitted_weights = now  # these weights came with a posterior of their own
+        elif before.differ_from(now):
+            self._trained_since_fit = True
+            return True
+        self._seen.compared = marks
+        return False
+
+    @_trained_since_fit.setter
+    def _trained_since_fit(self, trained: bool) -> None:
+        self.__dict__["_trained_since_fit"] = bool(trained)
+
+    @property
+    def _has_filled_posterior(self) -> bool:
+        posterior = self.head.posterior
+        return posterior is not None and posterior.needs_fit and posterior.is_filled
+
+    def _weights_now(self) -> FittedWeights:
+        posterior = self.head.posterior
+        assert posterior is not None
+        return FittedWeights.of(self, {name: getattr(posterior, name) for name in posterior.shapes()})
+
+    def _record_weights(self) -> None:
+        """Take the present weights for those that the posterior was fitted with."""
+        marks = marks_of(self)
+        known = marks is not None and self._has_filled_posterior
+        self._fitted_weights = self._weights_now() if known else None
+        self._seen.compared = marks
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load as any module does; the posterior of a new model belongs to the weights it comes with."""
+        result = super().load_state_dict(*args, **kwargs)
+        if self._fitted_weights is None and not self._trained_since_fit:
+            self._record_weights()
+        return result
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("_seen", Seen())  # pickles of release 0.1 have none
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        # Another precision or device is no training: compared before, recorded afterwards.
+        fresh = self._fitted_weights is not None and not self._trained_since_fit
+        super()._apply(fn, recurse)
+        if fresh:
+            self._record_weights()
+        return self
+
+    def check_weights(self) -> None:
+        """Raise a ValueError that names a weight which is NaN or infinite; looks again only after changes."""
+        if not eager(self.temperature):
+            return
+        if self.temperature.device.type == "meta":
+            raise ValueError("the model is on the meta device, so it has no weights: load them, or build it anew")
+        marks = marks_of(self)
+        if marks is not None and marks == self._seen.finite:
+            return
+        self._refuse_non_finite((*self.named_parameters(), *self._own_buffers()))
+        self._seen.finite = marks
+
+    def _own_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Buffers that are always finite; those of a network may be infinite on purpose."""
+        for name, tensor in self.named_buffers():
+            if name.startswith("head.") or name.rpartition(".")[2].startswith("spectral_"):
+                yield name, tensor
+
+    def _refuse_non_finite(self, tensors: Any) -> None:
+        name = first_non_finite(tensors)
+        if name is not None:
+            raise ValueError(
+                f"{name} has NaN or infinite values: training diverged, or the file is damaged; load weights "
+                "from before, or train again with a lower lr"
+            )
+
+    # --- x → h ------------------------------------------------------------------------------------------
+
     def _features(self, x: Any) -> Tensor:
-        if self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            self._trained_since_fit = self.head.has_posterior and self.head.posterior.is_filled  # type: ignore[union-attr]
-        return check_features(self.backbone(x), self.num_features)
+        if torch.compiler.is_compiling():
+            return check_features(self.backbone(x), self.num_features)
+        if torch.is_grad_enabled():
+            self._seen.forget()
+            if self.training:
+                self._trained_since_fit = self._has_filled_posterior
+        with explain_failure(x, self.backbone):
+            h = self.backbone(x)
+        rows = len(x) if self._keeps_rows and isinstance(x, Tensor) and x.dim() > 0 else None
+        check_features(h, self.num_features, rows)
+        if h.device != self.temperature.device:
+            raise ValueError(
+                f"the backbone returned features on {h.device}, but the head is on {self.temperature.device}: "
+                "move the whole model, model.to(device)"
+            )
+        return h
+
+    _keeps_rows = True
+    """Whether the backbone returns as many rows as it is given."""
+
+    def finite_features(self, x: Any) -> Tensor:
+        """Features h (B, D) of x; NaN or infinite ones raise a ValueError that says why."""
+        h = self._features(x)
+        if eager(h) and not bool(torch.isfinite(h).all()):
+            self._raise_not_finite(torch.isfinite(h).all(1), "features")
+        return h
+
+    def _answer(self, x: Any, fn: Callable[[Tensor], Any]) -> Any:
+        """Result of ``fn`` at the features of x, finite."""
+        return self._finite_answer(self.finite_features(x), fn)
+
+    def _finite_answer(self, h: Tensor, fn: Callable[[Tensor], Any]) -> Any:
+        try:
+            answer = self._in_full_precision(h, fn)
+        except torch.linalg.LinAlgError:
+            self._raise_not_finite(h.abs().amax(1) < h.abs().amax(), "prediction")
+            raise
+        parts = [answer] if isinstance(answer, Tensor) else [
+            part for part in vars(answer).values() if isinstance(part, Tensor) and part.is_floating_point()
+        ]
+        if eager(*parts):
+            rows = torch.stack([torch.isfinite(part).reshape(len(part), -1).all(1) for part in parts]).all(0)
+            if not bool(rows.all()):
+                self._raise_not_finite(rows, "prediction")
+        return answer
+
+    def _raise_not_finite(self, finite: Tensor, what: str) -> None:
+        """Raise a ValueError for the first example that is not ``finite`` (B,); names a weight if it is why."""
+        others = [(name, t) for name, t in self.named_buffers() if t.is_floating_point() and t.isnan().any()]
+        self._refuse_non_finite((*self.named_parameters(), *self._own_buffers(), *others))
+        row = int((~finite).int().argmax())
+        raise ValueError(
+            f"no finite {what} for x, first in row {row}: its values are too large for {self.temperature.dtype}; "
+            "standardise the inputs, or leave this one out"
+        )
 
     @staticmethod
     def _in_full_precision(h: Tensor, fn: Any) -> Any:

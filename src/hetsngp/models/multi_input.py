@@ -28,6 +28,7 @@ class MultiInput(Classifier):
     """Share ρ of the training examples for which all members get the same input."""
     batch_repetition: int = 1
     """Number of times a training batch is repeated, so that an example is combined with more others."""
+    _keeps_rows = False
     _stacked_inputs: bool | None = None
     """Whether inputs are concatenated before the backbone; None: not tried yet."""
 
@@ -113,6 +114,7 @@ class MultiInput(Classifier):
             f"the backbone did not take {self.head.num_members} inputs at once: the layer that was widened "
             "must be the first to be called. Register the first layer first, or give the backbone a method "
             "widen_inputs(num_inputs, generator) that returns the dimension of x the inputs stand along"
+            + (f" ({problem})" if problem else "")
         ) from problem
 
     def on_features(self) -> Classifier:

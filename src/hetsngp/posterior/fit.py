@@ -27,7 +27,9 @@ from hetsngp.validation import (
     check_class_labels,
     check_held_out,
     check_inputs,
+    check_loader,
     check_multi_hot,
+    check_not_negative,
     check_repeatable,
     check_weight,
 )
@@ -140,8 +142,12 @@ def fit_posterior(
     ``reduce`` adds up a tensor over processes that each have a part of the data in ``loader``, and all of
     ``calibration``.
     """
-    if not tolerance >= 0:
-        raise ValueError(f"tolerance is nats of held-out NLL and must be at least 0, got {tolerance!r}")
+    if not isinstance(model, Classifier | Ensemble):
+        raise TypeError(
+            f"fit_posterior takes a model made by hetsngp.build or hetsngp.convert, or an Ensemble, got "
+            f"{type(model).__name__}"
+        )
+    check_not_negative("tolerance, nats of held-out NLL,", tolerance)
     if isinstance(model, Ensemble):
         check_repeatable(len(model.members), loader=loader, calibration=calibration)
     check_held_out(loader, calibration)
@@ -168,6 +174,7 @@ def fit_and_calibrate(
     """Fit the posterior of one model and calibrate it. ``leave_one_out``: training examples that the
     temperature is set by too; ``tolerance``: nats that a larger posterior scale may cost in any case.
     """
+    model.check_weights()
     with restore_on_error(model):
         report = _fit_and_calibrate(model, loader, calibration, leave_one_out, tolerance, progress, reduce)
     return record_report(model, report)
@@ -225,16 +232,13 @@ def _device(model: Classifier) -> torch.device:
 
 def feature_batches(model: Classifier, loader: Iterable[Any], where: str) -> Any:
     """Yield (h, y, weight or None) in full precision; examples of weight zero are left out."""
-    if isinstance(loader, torch.utils.data.Dataset):
-        raise TypeError(
-            f"{where} is a Dataset: wrap it, torch.utils.data.DataLoader(dataset, batch_size=256)"
-        )
+    check_loader(loader, where)
     empty = weightless = True
     device = _device(model)
     for batch in loader:
         x, y, weight = check_batch(batch, where)
         check_inputs(x)
-        h = model._features(to_device(x, device))
+        h = model.finite_features(to_device(x, device))
         check = check_multi_hot if model.head.sigmoid else check_class_labels
         y = check(to_device(y, device), model.num_classes, h.shape[0])
         empty = False
