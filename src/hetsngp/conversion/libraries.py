@@ -5,6 +5,7 @@ them again. None of these packages is imported unless a network of theirs is con
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,9 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from hetsngp.conversion.library_configs import DownloadRefused, check_sources, offline, without_origin
+from hetsngp.limits import LimitExceeded
 
 IMAGE_SIZE = 224
 HUGGING_FACE = "transformers"
@@ -104,16 +108,27 @@ def describe(network: nn.Module) -> dict[str, Any] | None:
     return None
 
 
-def construct(source: dict[str, Any]) -> nn.Module:
-    """Construct the network that was described, with random initial values."""
+def construct(source: dict[str, Any], *, allow_download: bool = False) -> nn.Module:
+    """Construct the network that was described, with random initial values.
+
+    ``allow_download``: whether the config may name weights, code and files, and the library may fetch them.
+    """
     name, config = source["name"], source["config"]
+    if not allow_download:
+        check_sources(name, config)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), contextlib.nullcontext() if allow_download else offline():
             network = _CONSTRUCT[name](config)
     except ImportError as error:
         extra = "text" if name == HUGGING_FACE else "vision"
         raise ImportError(f"this network is from {name}: pip install 'hetsngp[{extra}]'") from error
-    assert isinstance(network, nn.Module)
+    except Exception as error:  # a config can lead to any, inside of the library
+        if isinstance(error, DownloadRefused | LimitExceeded):
+            raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"{name} cannot construct its network ({reason:.300})") from error
+    if not isinstance(network, nn.Module):
+        raise ValueError(f"{name} has no such network")
     return network
 
 
@@ -179,13 +194,17 @@ def _describe_torchvision(network: nn.Module) -> Iterator[dict[str, Any]]:
 def _construct_torchvision(config: dict[str, Any]) -> nn.Module:
     import torchvision
 
-    return torchvision.models.get_model(config["name"], weights=None, num_classes=config["num_classes"])
+    models, options = torchvision.models, {"weights": None, "num_classes": config["num_classes"]}
+    if "weights_backbone" in inspect.signature(models.get_model_builder(config["name"])).parameters:
+        options["weights_backbone"] = None  # its default is to fetch some
+    return models.get_model(config["name"], **options)
 
 
 def _describe_hugging_face(network: Any) -> Iterator[dict[str, Any]]:
     name = type(network).__name__
     if getattr(sys.modules[HUGGING_FACE], name, None) is type(network):
-        yield {"class": name, "config": network.config.to_dict()}
+        config = without_origin(network.config.to_dict())
+        yield {"class": name, "config": {key: value for key, value in config.items() if key != "auto_map"}}
 
 
 def _construct_hugging_face(config: dict[str, Any]) -> nn.Module:
@@ -194,7 +213,7 @@ def _construct_hugging_face(config: dict[str, Any]) -> nn.Module:
     kind = getattr(transformers, str(config["class"]), None)
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         raise ValueError(f"transformers has no network {config['class']!r}")
-    values = dict(config["config"])
+    values = without_origin(config["config"])
     return kind(transformers.AutoConfig.for_model(values.pop("model_type"), **values))
 
 

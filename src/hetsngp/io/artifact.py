@@ -2,16 +2,17 @@
 
 ``config.json`` says how to build the model, or each member of an ensemble; member i has the tensors named
 ``members.i.<name>``. :mod:`hetsngp.io.storage` reads and writes the files; :class:`SavedModel` checks that
-their content is a model before any memory is allocated for it.
+their content is a model before any memory is allocated for it, and :mod:`hetsngp.io.construction` allocates
+no more than the file has.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,11 @@ from torch import Tensor, nn
 
 from hetsngp.conversion.conversion import strip_classifier
 from hetsngp.conversion.libraries import LIBRARIES, construct
+from hetsngp.conversion.library_configs import check_numbers
 from hetsngp.io import storage
+from hetsngp.io.construction import allocate, bounded_outline, check_unsaved, without_weights
 from hetsngp.io.storage import CONFIG, ArtifactError
+from hetsngp.limits import Limit
 from hetsngp.models.classifier import Classifier
 from hetsngp.models.ensemble import Ensemble
 from hetsngp.models.methods import build
@@ -34,7 +38,28 @@ _MEMBER = re.compile(r"members\.(0|[1-9][0-9]{0,5})\.(.+)")
 # widen the first layer that many times, and the random numbers for it are drawn in memory.
 _MAX_UNUSED_SIZE, _MAX_UNUSED_MEMBERS = 2**14, 2**6
 # Options that are numbers but no sizes.
-_NO_SIZES = {"num_samples", "dataset_size", "batch_repetition"}
+_NO_SIZES = {"num_samples", "dataset_size"}
+NUM_SAMPLES = Limit("NUM_SAMPLES", 2**17, "integration points", "option num_samples of a saved model")
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+# Buffers of a backbone may hold infinities, as masks of attention do; these may not.
+_FINITE_BUFFERS = ("running_mean", "running_var", "spectral_bound", "spectral_sigma", "spectral_v")
+_ENTRY = {"model": dict, "calibration": dict | None, "trained_since_fit": bool}
+_MODEL = {
+    "method": str,
+    "num_classes": int,
+    "options": dict,
+    "backbone": dict,
+    "dataset_size": float | int | None,
+    "given": list | None,
+}
+_EXTRACTOR = {
+    "classifier": str | None,
+    "num_features": int,
+    "num_outputs": int,
+    "reads": str,
+    "frozen": bool,
+}
+"""Types of the values in a config."""
 
 Networks = nn.Module | Sequence[nn.Module | None] | None
 """Backbones of the user, as :func:`load` takes them."""
@@ -42,7 +67,10 @@ Networks = nn.Module | Sequence[nn.Module | None] | None
 
 def save(model: Classifier | Ensemble, path: str | os.PathLike[str]) -> None:
     """Write a model, or an ensemble with all its members, into the folder ``path``, atomically; a model that
-    was saved there before is replaced.
+    was saved there before is replaced. Readers see the old model or the new one.
+
+    A folder has one writer: another process that saves there is waited for, up to 30 s. Weights that are not
+    finite are refused.
 
     >>> import hetsngp, tempfile
     >>> from hetsngp.nn.backbones import ResidualMLP
@@ -60,25 +88,40 @@ def save(model: Classifier | Ensemble, path: str | os.PathLike[str]) -> None:
         storage.write(Path(path), describe(model), _tensors(model))
         return
     members = model.members
-    tensors: dict[str, Tensor] = {}
     for i, member in enumerate(members):
         _check_model(member, f" as member {i + 1} of an Ensemble")
-        tensors |= {f"members.{i}.{name}": t for name, t in _tensors(member).items()}
+    tensors: dict[str, Tensor] = {}
+    for i, member in enumerate(members):
+        tensors |= {f"members.{i}.{name}": t for name, t in _tensors(member, f"member {i + 1}: ").items()}
     storage.write(Path(path), {"members": [describe(member) for member in members]}, tensors)
 
 
 def load(
-    path: str | os.PathLike[str], backbone: Networks = None, *, device: str | torch.device = "cpu"
+    path: str | os.PathLike[str],
+    backbone: Networks = None,
+    *,
+    device: str | torch.device = "cpu",
+    allow_download: bool = False,
 ) -> Classifier | Ensemble:
     """Load the model or the ensemble saved in ``path``, in eval mode.
 
     A backbone that this package cannot construct is given as ``backbone``: a freshly constructed network of
     the same architecture; its weights are overwritten. For an ensemble it is copied for each member that
     needs it, or it is a list with a network for each member, None for those that need none.
+
+    A network of timm, torchvision or transformers is constructed from its config, which may come from
+    elsewhere: what would fetch weights or code, or open another file, is refused, unless ``allow_download``
+    is True and the libraries may do what the config says.
     """
     _check_networks(backbone)
-    config, tensors = storage.read(Path(path))
-    saved, is_ensemble = SavedModel(config, tensors, Path(path)), "members" in config
+    config, tensors = storage.read_mapped(Path(path))
+    return _load(config, tensors, Path(path), backbone, allow_download).to(device).eval()
+
+
+def _load(
+    config: dict[str, Any], tensors: dict[str, Tensor], folder: Path, backbone: Networks, allow_download: bool
+) -> Classifier | Ensemble:
+    saved, is_ensemble = SavedModel(config, tensors, folder, allow_download), "members" in config
     with saved.errors_named():
         members = saved.members() if is_ensemble else [saved]
     _check_count(backbone, len(members) if is_ensemble else None)
@@ -93,11 +136,10 @@ def load(
         if is_ensemble:
             Ensemble(outlines)  # refuses members that do not belong together
         models = [
-            member.fill(member.build(_copy(network) if share_network else network))
+            member.complete(_copy(network) if share_network else network)
             for member, network in zip(members, networks, strict=True)
         ]
-    loaded = Ensemble(models) if is_ensemble else models[0]
-    return loaded.to(device).eval()
+        return Ensemble(models) if is_ensemble else models[0]
 
 
 def _check_model(model: Any, where: str = "") -> None:
@@ -110,6 +152,7 @@ def _check_model(model: Any, where: str = "") -> None:
             f"save takes a model made by hetsngp.build, got {type(model).__name__}{where}; an Ensemble "
             "of such models is saved as one"
         )
+    check_entry(describe(model))
 
 
 def _check_networks(backbone: Any) -> None:
@@ -141,10 +184,40 @@ def _check_count(backbone: Any, members: int | None) -> None:
         )
 
 
-def _tensors(model: Classifier) -> dict[str, Tensor]:
+def _tensors(model: Classifier, name: str = "") -> dict[str, Tensor]:
     # Without buffers of the spectral cache, which only training uses.
-    state = {name: t for name, t in model.state_dict().items() if name.rpartition(".")[2] != DIRECTION}
-    return {name: t.detach().cpu().contiguous().clone() for name, t in state.items()}
+    state = {key: t for key, t in model.state_dict().items() if key.rpartition(".")[2] != DIRECTION}
+    tensors = {key: t.detach().cpu().contiguous().clone() for key, t in state.items()}
+    problem = _wrong_type(tensors, tensors) or _not_finite(tensors, model)
+    if problem:
+        raise ValueError(f"the model cannot be saved: {name}{problem}")
+    return tensors
+
+
+def _wrong_type(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
+    """Say which tensor has not the type that ``expected`` has; any precision of a real number is right."""
+    for name, tensor in tensors.items():
+        like = expected[name].dtype
+        if tensor.dtype in _FLOATS if like.is_floating_point else tensor.dtype == like:
+            continue
+        kind = "a real number of 16 bits or more" if like.is_floating_point else str(like)
+        return f"{name} has dtype {tensor.dtype}, but must be {kind}"
+    return None
+
+
+def _not_finite(tensors: Mapping[str, Tensor], model: nn.Module) -> str | None:
+    """Say which of the model's tensors has values that no training ends with."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for name, tensor in tensors.items():
+        if tensor.numel() == 0 or not (tensor.is_floating_point() or tensor.is_complex()):
+            continue
+        extremes = torch.stack((torch.view_as_real(tensor) if tensor.is_complex() else tensor).aminmax())
+        may_be_infinite = name not in parameters and name.startswith("backbone.")
+        may_be_infinite = may_be_infinite and name.rpartition(".")[2] not in _FINITE_BUFFERS
+        if bool(extremes.isnan().any()) or not (may_be_infinite or bool(extremes.isfinite().all())):
+            values = "NaN" if bool(extremes.isnan().any()) else "infinite values"
+            return f"{name} has {values}: did the training diverge? Train again with a lower learning rate"
+    return None
 
 
 def describe(model: Classifier) -> dict[str, Any]:
@@ -154,6 +227,34 @@ def describe(model: Classifier) -> dict[str, Any]:
         "calibration": model.calibration,
         "trained_since_fit": model._trained_since_fit,
     }
+
+
+def check_entry(entry: Any) -> None:
+    """Check the types of an entry of the config, and what neither ``build`` nor a shape bounds."""
+    model = _typed(entry, _ENTRY, "the entry of the model")["model"]
+    options, backbone = _typed(model, _MODEL, "model")["options"], model["backbone"]
+    if not all(isinstance(name, str) for name in model.get("given") or ()):
+        raise TypeError("given must be a list of names")
+    if not isinstance(options.get("sample_beta", False), bool):
+        raise TypeError(f"sample_beta is {options['sample_beta']!r:.50}, but must be true or false")
+    if isinstance(options.get("num_samples"), int):
+        NUM_SAMPLES.check(options["num_samples"], "num_samples")
+    if "extractor" in backbone:
+        extractor = _typed(backbone["extractor"], _EXTRACTOR, "extractor")
+        reads, classifier = extractor["reads"], extractor["classifier"]
+        if reads not in (("output",) if classifier is None else ("output", "input")):
+            raise ValueError(f"reads is {reads!r:.50} where classifier is {classifier!r:.50}")
+
+
+def _typed(values: Any, types: dict[str, Any], where: str) -> dict[str, Any]:
+    """``values``, if it is a dict with these types; those that may be None may be missing."""
+    if not isinstance(values, dict):
+        raise TypeError(f"{where} is {values!r:.50}")
+    for name, kind in types.items():
+        value = values.get(name)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise TypeError(f"{name} is {value!r:.50}" if name in values else f"{name} is missing")
+    return values
 
 
 def _copy(network: nn.Module | None) -> nn.Module | None:
@@ -172,19 +273,23 @@ class SavedModel:
     entry: Any
     tensors: dict[str, Tensor]
     folder: Path
+    allow_download: bool = False
     name: str = ""
     """Name of the member, for messages."""
 
-    @contextmanager
+    @contextlib.contextmanager
     def errors_named(self) -> Iterator[None]:
         """Context in which errors that a damaged config leads to become an :class:`ArtifactError`."""
         try:
             yield
-        except ArtifactError:
+        except (ArtifactError, ImportError, OSError):
             raise
-        except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
-            file = self.folder / CONFIG
-            raise ArtifactError(f"{file} does not describe a model: {self.name}{error}") from error
+        except Exception as error:  # a config can lead to any, inside of torch
+            if isinstance(error, MemoryError) or "not enough memory" in str(error):
+                raise MemoryError(f"there is not enough memory for the model in {self.folder}") from error
+            reason = f"{error} is missing" if isinstance(error, KeyError) else error
+            text = " ".join(f"{self.folder / CONFIG} does not describe a model: {self.name}{reason}".split())
+            raise ArtifactError(text) from error
 
     def members(self) -> list[SavedModel]:
         """Split an ensemble into its members; every tensor belongs to one of them."""
@@ -198,7 +303,8 @@ class SavedModel:
                 raise self.mismatch(f"unexpected [{name!r}] for {len(entries)} members")
             tensors[int(match[1])][match[2]] = tensor
         return [
-            SavedModel(entry, tensors[i], self.folder, f"member {i + 1}: ") for i, entry in enumerate(entries)
+            SavedModel(entry, tensors[i], self.folder, self.allow_download, f"member {i + 1}: ")
+            for i, entry in enumerate(entries)
         ]
 
     @property
@@ -209,24 +315,32 @@ class SavedModel:
     def outline(self, network: nn.Module | None) -> Classifier:
         """Build the model on the meta device, without data: a damaged config must not ask for a terabyte.
 
-        Its shapes are those of the saved tensors; otherwise an error is raised.
+        Its shapes and types are those of the saved tensors, whose values are finite; otherwise an error is
+        raised.
         """
+        check_entry(self.entry)
         self._check_sizes()
-        with torch.device("meta"):
+        with bounded_outline(self.tensors) if network is None else torch.device("meta"):
             outline = self.build(None if network is None else _on_meta_device(network))
         self._check_shapes(outline)
+        if network is None:
+            check_unsaved(outline, self.tensors)
+        problem = _wrong_type(self.tensors, outline.state_dict()) or _not_finite(self.tensors, outline)
+        if problem:
+            raise ArtifactError(f"the weights in {self.folder} are not of a model: {self.name}{problem}")
         return outline
 
     def _check_sizes(self) -> None:
         """Refuse sizes and depths that no network with these weights has, before anything loops over them."""
-        largest = max([len(self.tensors), *(size for t in self.tensors.values() for size in t.shape)])
-        model = self.entry["model"]
-        options = model["options"]
-        if not isinstance(options, dict):
-            raise TypeError(f"options is {options!r}")
+        shapes = [t.shape for t in self.tensors.values() if t.numel()]
+        largest = max([len(self.tensors), *(size for shape in shapes for size in shape)])
+        model, backbone = self.entry["model"], self.entry["model"]["backbone"]
+        if backbone["name"] in LIBRARIES:
+            check_numbers(backbone["name"], backbone["config"], largest)
+        check_numbers("", backbone.get("extractor"), largest)
         sizes = {"num_classes": model["num_classes"]}
-        sizes |= {name: value for name, value in options.items() if name not in _NO_SIZES}
-        sizes |= model["backbone"]["config"] if model["backbone"]["name"] in BACKBONES else {}
+        sizes |= {name: value for name, value in model["options"].items() if name not in _NO_SIZES}
+        sizes |= backbone["config"] if backbone["name"] in BACKBONES else {}
         for name, value in sizes.items():
             unused = _MAX_UNUSED_MEMBERS if name == "num_members" else _MAX_UNUSED_SIZE
             if isinstance(value, int) and value > max(unused, largest):
@@ -249,7 +363,7 @@ class SavedModel:
         if backbone["name"] in BACKBONES:
             return BACKBONES[backbone["name"]](**backbone["config"])
         if backbone["name"] in LIBRARIES:
-            return construct(backbone)
+            return construct(backbone, allow_download=self.allow_download)
         kind = backbone.get("class", "a network of your own")
         raise ArtifactError(
             f"{self.name or 'this model: '}its backbone is {kind!r}, which hetsngp cannot rebuild: "
@@ -271,6 +385,18 @@ class SavedModel:
             raise self.mismatch(
                 f"missing {missing[:3]}, unexpected {unexpected[:3]}, wrong shape {other[:3]}"
             )
+
+    def complete(self, network: nn.Module | None) -> Classifier:
+        """Build the model with its weights, on ``network`` if that is given."""
+        if network is not None:
+            return self.fill(self.build(network))
+        model = None
+        # A constructor that computes with its weights cannot do without: it takes the same memory, and time.
+        with contextlib.suppress(Exception), without_weights():
+            model = self.build()
+        if model is None or not allocate(model, self.tensors):
+            model = self.build()
+        return self.fill(model)
 
     def fill(self, model: Classifier) -> Classifier:
         """Copy the saved tensors into ``model``, which takes their precision."""

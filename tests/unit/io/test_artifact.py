@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 import hetsngp
 from hetsngp import ArtifactError
+from hetsngp.files import with_checksum
 from hetsngp.models.methods import METHODS
 from hetsngp.nn.backbones import WideResNet
 
@@ -54,7 +55,9 @@ def name_of_change(value: Any) -> str:
 
 
 def edit(folder: Path, **changes: Any) -> None:
-    """Set entries of the config; ``members__0__model`` means config["members"][0]["model"]."""
+    """Set entries of the config, with its checksum made anew, so that what they say is what is refused;
+    ``members__0__model`` means config["members"][0]["model"].
+    """
     config = config_of(folder)
     for path, value in changes.items():
         *parents, last = (int(key) if key.isdigit() else key for key in path.split("__"))
@@ -62,7 +65,7 @@ def edit(folder: Path, **changes: Any) -> None:
         for key in parents:
             inner = inner[key]
         inner[last] = value
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(with_checksum(config)))
 
 
 def weights_of(folder: Path) -> Path:
@@ -115,7 +118,8 @@ def test_round_trip_of_a_fitted_and_calibrated_model(method: str, tmp_path: Path
 def test_what_is_written(saved: Path) -> None:
     config, model = config_of(saved), toy.trained("hetsngp")
     names = ["format", "version", "weights", "sha256", "model", "calibration", "trained_since_fit"]
-    assert list(config) == names
+    assert list(config) == [*names, "checksum"]
+    assert config["version"] == 2
     assert config["model"] == {**model.config, "dataset_size": model.dataset_size}
     assert sorted(load_file(weights_of(saved))) == sorted(model.state_dict())
     assert leftovers(saved) == []
@@ -409,7 +413,7 @@ def test_tensors_of_other_types(saved: Path, tmp_path: Path) -> None:
     tensors["head.latent.beta"] = torch.ones_like(tensors["head.latent.beta"], dtype=torch.int8)
     save_file(tensors, tmp_path / "other")
     replace_weights(saved, (tmp_path / "other").read_bytes())
-    assert hetsngp.load(saved).head.latent.beta.dtype == torch.float32
+    refused(saved, "head.latent.beta has dtype torch.int8", "must be a real number")
 
 
 class Trap:
@@ -456,10 +460,10 @@ def test_a_huge_config_is_not_read(saved: Path) -> None:
     refused(saved, "larger than any hetsngp config")
 
 
-@pytest.mark.parametrize("version", [2, 0, "1", None, 10**30])
+@pytest.mark.parametrize("version", [3, 0, "2", 2.0, True, None, 10**30])
 def test_other_versions(saved: Path, version: Any) -> None:
     edit(saved, version=version)
-    refused(saved, f"version {version!r}", "reads version 1")
+    refused(saved, f"version {version!r}", "reads version 1 and 2")
 
 
 @pytest.mark.parametrize(
@@ -506,7 +510,7 @@ def test_weights_may_not_be_an_absolute_path(saved: Path) -> None:
         ({"model__options__latent_dim": 10**12}, "latent_dim"),
         ({"model__options__flow_layers": 10**12}, "flow_layers"),
         ({"model__backbone__config__width": 10**9}, "width"),
-        ({"model__backbone__config__width": 10_000}, "do not fit"),
+        ({"model__backbone__config__width": 10_000}, "clearly more elements than the weights file"),
         ({"model__backbone__config__depth": 10**9}, "depth"),
         ({"model__backbone__config__in_features": 10**9}, "in_features"),
         ({"model__backbone__config__in_features": 3}, "do not fit"),
@@ -536,8 +540,8 @@ def test_configs_that_lie(saved: Path, change: dict[str, Any], word: str) -> Non
 
 
 def test_numbers_that_are_no_sizes_may_be_large(saved: Path) -> None:
-    numbers = ("num_samples", "dataset_size", "batch_repetition")
-    edit(saved, **{f"model__options__{name}": 10**9 for name in numbers}, model__dataset_size=10**9)
+    numbers = {"num_samples": 100_000, "dataset_size": 10**9, "batch_repetition": 1000}
+    edit(saved, **{f"model__options__{name}": n for name, n in numbers.items()}, model__dataset_size=10**9)
     assert hetsngp.load(saved).dataset_size == 10**9
 
 

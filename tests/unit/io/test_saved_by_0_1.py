@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import hetsngp
+from hetsngp.files import has_checksum
 from hetsngp.models.classifier import Classifier
 
 SAVED = Path(__file__).parents[2] / "saved_0_1"
@@ -89,8 +90,20 @@ def test_a_model_saved_again_has_the_same_tensors(name: str, tmp_path: Path) -> 
     hetsngp.save(load(SAVED / name), folder)
     assert_same_bits(tensors_of(folder), tensors_of(SAVED / name))
     written, before = (json.loads((f / "config.json").read_text()) for f in (folder, SAVED / name))
-    assert written == before  # with the same name of the weights, which is their checksum
+    assert has_checksum(written)
+    written.pop("checksum")
+    assert written == {**before, "version": 2}  # with the same name of the weights, which is their checksum
     assert_predicts(load(folder), SAVED / name)
+
+
+def test_a_config_without_a_checksum_gives_a_warning_until_it_is_saved_again(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"has no checksum.*save it again, hetsngp\.save") as caught:
+        model = load(SAVED / "hetsngp")
+    assert len(caught) == 1
+    hetsngp.save(model, tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(tmp_path)
 
 
 def test_the_checks_can_fail(tmp_path: Path) -> None:
