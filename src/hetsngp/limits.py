@@ -53,3 +53,36 @@ class Limit:
                 f"{what} has {amount:,} {self.unit}, more than the limit of {self.value:,}: if you trust the "
                 f"file, set the environment variable {self.variable}={amount}"
             )
+
+
+IMAGE_PIXELS = Limit("IMAGE_PIXELS", 2**27, "pixels", "height × width of an image, before it is decoded")
+IMAGE_BYTES = Limit("IMAGE_BYTES", 2**28, "bytes", "an encoded image: a file, or a member of a tar shard")
+INPUT_SIDE = Limit("INPUT_SIDE", 2**11, "pixels a side", "`size` and `resize` of a model's `serving.json`")
+CLASSES = Limit("CLASSES", 2**20, "classes", "number of classes that the largest label of a file implies")
+ARRAY_BYTES = Limit(
+    "ARRAY_BYTES", 2**33, "bytes", "an array in a `.npz` or `.mat` file, where that is more than the file has"
+)
+TABLE_BYTES = Limit("TABLE_BYTES", 2**30, "bytes", "a compressed table, or text in Parquet, after expansion")
+TABLE_COLUMNS = Limit("TABLE_COLUMNS", 2**15, "columns", "columns of a table")
+TABLE_FIELDS = Limit("TABLE_FIELDS", 2**28, "fields", "rows × columns of a Parquet file")
+LABEL_BYTES = Limit("LABEL_BYTES", 2**20, "bytes", "a `.cls` or `.json` member beside an image in a shard")
+INDEX_BYTES = Limit("INDEX_BYTES", 2**24, "bytes", "an index of tar shards or WebP strips, after expansion")
+LIST_BYTES = Limit("LIST_BYTES", 2**28, "bytes", "a list of images or of classes, as a text file")
+PICKLE_BYTES = Limit("PICKLE_BYTES", 2**30, "bytes", "a pickle of CIFAR or CIFAR-10N")
+PICKLE_VALUES = Limit("PICKLE_VALUES", 2**22, "values", "opcodes of such a pickle")
+DATA_LIMITS = (
+    IMAGE_PIXELS,
+    IMAGE_BYTES,
+    INPUT_SIDE,
+    CLASSES,
+    ARRAY_BYTES,
+    TABLE_BYTES,
+    TABLE_COLUMNS,
+    TABLE_FIELDS,
+    LABEL_BYTES,
+    INDEX_BYTES,
+    LIST_BYTES,
+    PICKLE_BYTES,
+    PICKLE_VALUES,
+)
+"""Limits on data, listed in docs/data.md."""

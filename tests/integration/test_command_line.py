@@ -18,6 +18,7 @@ from tests.unit.cli.test_cli import SMALL, invoke, refused
 from tests.unit.small_sets import write_image
 
 import hetsngp
+from hetsngp.files import with_checksum
 from hetsngp.nn.backbones import WideResNet
 from hetsngp.training.images import finished
 
@@ -175,13 +176,13 @@ def test_evaluate_where_it_belongs_and_on_some_of_the_classes(home: Path, tmp_pa
 
 
 def edited(*keys: str, value: Any) -> Callable[[Path], None]:
-    """serving.json with another value."""
+    """serving.json with another value and its checksum."""
 
     def edit(model: Path) -> None:
         content = json.loads((model / "serving.json").read_text())
         place = functools.reduce(lambda inner, key: inner[key], keys[:-1], content)
         place[keys[-1]] = value
-        (model / "serving.json").write_text(json.dumps(content))
+        (model / "serving.json").write_text(json.dumps(with_checksum(content)))
 
     return edit
 

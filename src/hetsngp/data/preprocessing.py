@@ -33,7 +33,8 @@ SMALL_BYTES = 2**28
 """Sets of files that decode to at most so many bytes are loaded: starting worker processes takes longer."""
 CORRUPTED = (*CIFAR_C, "imagenet-c", "made")
 """Names of corrupted sets; "made": the standard corruptions of the test images, computed by hetsngp."""
-LARGEST = float(torch.finfo(torch.float32).max)
+LARGEST, SMALLEST = 10.0, 1e-8
+"""Bounds on mean and standard deviation, in units of [0, 1]."""
 Images = ImageArrays | ImageFiles | MultiLabelFiles | ShardedImages
 JSON_KEYS = {"multi_label": "several_labels"}
 """Field → its key in serving.json, which keeps the name of release 0.1."""
@@ -76,12 +77,18 @@ class Preprocessing:
                 f"size is (height, width) and resize a side, whole numbers of pixels, got {sides}"
             )
         scale = (*self.mean, *self.std)
-        if not all(type(number) in (int, float) and abs(number) < LARGEST for number in scale):
-            raise ValueError(f"mean and std are finite numbers, got {scale!s:.200}")
-        if len(self.mean) != len(self.std) or not self.mean or not all(s > 0 for s in self.std):
+        if not all(type(number) in (int, float) and abs(number) <= LARGEST for number in scale):
             raise ValueError(
-                f"mean and std need one number per channel, std positive, got {self.mean} and {self.std}"
+                f"mean and std are numbers of at most {LARGEST:g}, in units of [0, 1], got {scale!s:.200}: "
+                "divide those of bytes by 255"
             )
+        if len(self.mean) != len(self.std) or not self.mean or not all(s >= SMALLEST for s in self.std):
+            raise ValueError(
+                "mean and std need one number per channel, std positive and at least "
+                f"{SMALLEST:g}, got {self.mean!s:.100} and {self.std!s:.100}"
+            )
+        if type(self.multi_label) is not bool:
+            raise ValueError(f"multi_label is true or false, got {self.multi_label!r:.50}")
         if len(self.class_names) < 2 or not all(isinstance(name, str) for name in self.class_names):
             raise ValueError(f"class_names are two or more words, got {self.class_names!s:.200}")
 

@@ -11,7 +11,7 @@ from hetsngp.data.datasets.registry import DATASETS, find, open_data
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.files import ImageFiles
 from hetsngp.data.images.folders import class_names, image_names, load_folder, scan_folder, subfolders
-from hetsngp.data.images.npz import load_npz, npz_keys, read_array
+from hetsngp.data.images.npz import load_npz, npz_keys, numbered_names, read_array
 from hetsngp.validation import check_choice
 
 SPLITS = ("train", "test")
@@ -128,7 +128,7 @@ def _from_npz(path: Path, split: str) -> ImageArrays:
         # Classes of both splits, which must agree: a small test set may lack the last ones.
         both = [read_array(path, f"y_{part}") for part in SPLITS if f"y_{part}" in keys]
         most = max((int(y.max()) for y in both if y.dtype.kind in "iu" and y.size), default=-1)
-        names = [str(label) for label in range(most + 1)]
+        names = numbered_names(most, path)
     return load_npz(path, images=f"x_{split}", labels=f"y_{split}", class_names=names)
 
 

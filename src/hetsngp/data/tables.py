@@ -6,19 +6,25 @@
 
 from __future__ import annotations
 
+import bz2
 import difflib
+import gzip
+import lzma
 import re
 import warnings
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hetsngp.data.bounded import buffered
 from hetsngp.data.images.arrays import stratified
+from hetsngp.limits import TABLE_BYTES, TABLE_COLUMNS, TABLE_FIELDS, LimitExceeded
 from hetsngp.validation import check_choice
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -294,11 +300,9 @@ def read_frame(path: Path, text: Sequence[str] = ()) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     try:
-        if kind in PARQUET:
-            frame = pandas.read_parquet(path, engine="pyarrow")
-        else:
-            plain: dict[str, Any] = {"dtype": str, "keep_default_na": False, "na_values": [""]}
-            frame = pandas.read_csv(path, sep=SEPARATORS[kind], **plain)
+        frame = _read_parquet(path) if kind in PARQUET else _read_text(path, SEPARATORS[kind])
+    except LimitExceeded:
+        raise
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{path} is not text in UTF-8 ({error}): save it as that, e.g. with pandas.read_csv(path, "
@@ -307,17 +311,82 @@ def read_frame(path: Path, text: Sequence[str] = ()) -> Any:
     except ImportError as error:
         raise ImportError("Parquet is read with pyarrow: pip install 'hetsngp[tables]'") from error
     except Exception as error:  # pandas, pyarrow and the decompressors raise many types
-        raise ValueError(f"{path} cannot be read as a table ({error}): save it again") from error
+        reason = str(error) or type(error).__name__
+        raise ValueError(f"{path} cannot be read as a table ({reason}): save it again") from error
     if kind in SEPARATORS:
         _check_fields(path, frame, SEPARATORS[kind])
     if len(frame) == 0:
         raise ValueError(f"{path} has no rows: give a file with at least one")
     frame.columns = [str(name) for name in frame.columns]
+    if not frame.columns.is_unique:
+        raise ValueError(f"{path} has two columns of one name: give each a name of its own")
     convert = _from_parquet if kind in PARQUET else _from_text
-    for name in frame.columns:
-        if name not in text:
-            frame[name] = convert(frame[name])
-    return frame
+    # A new frame: replacing columns one by one takes time that grows with their square.
+    return pandas.DataFrame({name: v if name in text else convert(v) for name, v in frame.items()})
+
+
+def _read_text(path: Path, separator: str) -> Any:
+    plain: dict[str, Any] = {"dtype": str, "keep_default_na": False, "na_values": [""], "sep": separator}
+    with _expanded(path) as stream:
+        header = _pandas().read_csv(stream, nrows=0, **plain)
+    TABLE_COLUMNS.check(len(header.columns), str(path))
+    with _expanded(path) as stream:
+        return _pandas().read_csv(stream, **plain)
+
+
+def _expanded(path: Path) -> IO[bytes]:
+    """Content of a file, decompressed within the limit."""
+    ending = path.suffix.lower()
+    if ending not in COMPRESSED:
+        return open(path, "rb")
+    stream: Any
+    if ending == ".zip":
+        archive = zipfile.ZipFile(path)
+        (member,) = archive.infolist() if len(archive.infolist()) == 1 else [None]
+        if member is None or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            archive.close()
+            raise ValueError("an archive of other than one file, or of a compression that is not read")
+        stream = archive.open(member)
+    elif ending == ".zst":
+        try:
+            import zstandard  # type: ignore[import-not-found, unused-ignore]
+        except ImportError as error:
+            raise ValueError("it needs the package zstandard: pip install zstandard") from error
+        stream = zstandard.open(path, "rb")
+    else:
+        openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+        stream = openers[ending](path)
+    return buffered(stream, TABLE_BYTES, str(path), least=path.stat().st_size)
+
+
+def _read_parquet(path: Path) -> Any:
+    _check_parquet(path)
+    return _pandas().read_parquet(path, engine="pyarrow")
+
+
+def _check_parquet(path: Path) -> None:
+    """Check the size of a table. A text that a column repeats is in the file once: it is read that way here,
+    to know how much memory all of them would take.
+    """
+    import pyarrow
+    import pyarrow.compute
+    import pyarrow.parquet
+
+    kinds = (pyarrow.string(), pyarrow.large_string(), pyarrow.binary(), pyarrow.large_binary())
+    with pyarrow.parquet.ParquetFile(path) as file:
+        meta, schema = file.metadata, file.schema_arrow
+    TABLE_COLUMNS.check(meta.num_columns, str(path))
+    groups = [meta.row_group(number) for number in range(meta.num_row_groups)]
+    values = [group.column(column).num_values for group in groups for column in range(meta.num_columns)]
+    TABLE_FIELDS.check(max(sum(values), meta.num_columns * meta.num_rows), str(path))
+    needed, repeated = 0, [field.name for field in schema if field.type in kinds]
+    with pyarrow.parquet.ParquetFile(path, read_dictionary=repeated) as file:
+        for chunk in (chunk for column in file.read(repeated).columns for chunk in column.chunks):
+            if isinstance(chunk, pyarrow.DictionaryArray):
+                lengths = pyarrow.compute.binary_length(chunk.dictionary)
+                needed += pyarrow.compute.sum(lengths.take(chunk.indices)).as_py() or 0
+    if needed > path.stat().st_size:
+        TABLE_BYTES.check(needed, str(path))
 
 
 def _check_fields(path: Path, frame: Any, separator: str) -> None:

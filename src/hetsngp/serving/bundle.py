@@ -1,12 +1,14 @@
 """A finished run on disk: the saved model and ``serving.json`` beside it.
 
-``serving.json`` holds the preprocessing of the images, the class names, the thresholds of the verdicts and
-the SHA-256 of the weights they belong to. Prediction imports no training code.
+``serving.json`` holds the preprocessing of the images, the class names, the thresholds of the verdicts, the
+SHA-256 of the weights they belong to and a checksum of its own content. Prediction imports no training code.
 """
 
 from __future__ import annotations
 
 import json
+import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,20 +18,27 @@ import torch
 
 from hetsngp._moved import renamed
 from hetsngp.data.datasets.registry import DATASETS
+from hetsngp.data.images.decoding import short_side
 from hetsngp.data.preprocessing import Preprocessing
-from hetsngp.files import replace_file
+from hetsngp.files import CHECKSUM, has_checksum, with_checksum, write_json
 from hetsngp.io.artifact import load
 from hetsngp.io.storage import CONFIG, ArtifactError
+from hetsngp.limits import INPUT_SIDE
+from hetsngp.locking import one_writer
 from hetsngp.models.classifier import Classifier
 from hetsngp.models.ensemble import Ensemble
 from hetsngp.serving.decisions import Thresholds
 
 SERVING, MODEL = "serving.json", "model"
-FORMAT, VERSION = "hetsngp-serving", 1
+FORMAT, VERSION = "hetsngp-serving", 2
+WITHOUT_CHECKSUM = 1
+"""Version of release 0.1."""
 # The names of 21,843 classes take about 1 MiB.
 MAX_BYTES = 2**25
-# Height or width in pixels: a damaged file must not ask for more memory than there is.
-MAX_SIDE = 2**14
+LOCK_SECONDS = 30.0
+"""Longest wait for another writer of the folder."""
+PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+"""Seconds before each new reading where the files belong to different models: one is being replaced."""
 # Present in the folder of a run that has not finished.
 UNFINISHED = ("checkpoint", "metrics.csv")
 
@@ -60,28 +69,29 @@ def write_serving(
     ``about``: further metadata of the model, as strict JSON. Where its "data" is a folder or a file, its
     absolute path is added as "data_path", so that the model can be evaluated from another working directory.
     """
-    content = {
-        "format": FORMAT,
-        "version": VERSION,
-        "sha256": _weights_digest(Path(folder)),
-        "inputs": inputs.to_dict(),
-        "thresholds": thresholds.to_dict(),
-        "about": {**(about or {}), **_data_path((about or {}).get("data"))},
-    }
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    replace_file(Path(folder) / SERVING, lambda file: file.write_text(text, encoding="utf-8"))
+    target, values = Path(folder), about or {}
+    _weights_digest(target)  # before the folder is made for the lock
+    with one_writer(target, wait=LOCK_SECONDS):
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "sha256": _weights_digest(target),
+            "inputs": inputs.to_dict(),
+            "thresholds": thresholds.to_dict(),
+            "about": {**values, **_data_path(values.get("data"))},
+        }
+        write_json(target / SERVING, with_checksum(content))
 
 
 def open_run(path: str | Path, device: str | torch.device = "cpu") -> ServedModel:
-    """Load the finished run in ``path``: a folder that contains ``model/``, or that folder itself."""
+    """Load the finished run in ``path``: a folder that contains ``model/``, or that folder itself.
+
+    No lock is taken. While the run is being replaced, the files are read again until they belong to one
+    model, the old or the new one, for a few seconds at most.
+    """
     folder = _model_folder(Path(path))
-    file, content = folder / SERVING, _read(folder / SERVING)
-    model = load(folder, device=device)
-    if content.get("sha256") != _weights_digest(folder):
-        raise ArtifactError(
-            f"{file} belongs to other weights than those beside it: copy the complete folder of one run, or "
-            "write the file again with hetsngp.serving.write_serving"
-        )
+    file = folder / SERVING
+    model, content = _read_together(folder, device)
     try:
         inputs, thresholds = (
             Preprocessing.from_dict(content["inputs"]),
@@ -91,10 +101,26 @@ def open_run(path: str | Path, device: str | torch.device = "cpu") -> ServedMode
         if not isinstance(about, dict):
             raise ValueError(f"about must be an object, got {about!r:.50}")
         _check_fit(model, inputs)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else error
         raise ArtifactError(f"{file} is damaged: {reason}; copy it again") from error
     return ServedModel(model, inputs, thresholds, folder, about)
+
+
+def _read_together(folder: Path, device: str | torch.device) -> tuple[Classifier | Ensemble, dict[str, Any]]:
+    """Model and content of ``serving.json`` that belong together."""
+    for pause in (*PAUSES, None):
+        content = _read(folder / SERVING)
+        if content.get("sha256") == _weights_digest(folder):
+            model = load(folder, device=device)
+            if content.get("sha256") == _weights_digest(folder):  # not replaced in the meantime
+                return model, content
+        if pause is not None:
+            time.sleep(pause)
+    raise ArtifactError(
+        f"{folder / SERVING} belongs to other weights than those beside it: copy the complete folder of one "
+        "run, or write the file again with hetsngp.serving.write_serving"
+    )
 
 
 def find_device(name: str) -> torch.device:
@@ -157,10 +183,25 @@ def _read(file: Path) -> dict[str, Any]:
         raise ArtifactError(f"{file} is not a JSON file: {error}; copy it again") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ArtifactError(f"{file} was not written by hetsngp: copy the folder of the run again")
-    if content.get("version") != VERSION:
+    version, checked = content.get("version"), has_checksum(content)
+    if type(version) is not int or version not in (WITHOUT_CHECKSUM, VERSION):
         raise ArtifactError(
-            f"{file} has version {content.get('version')!r:.50}, and this hetsngp reads {VERSION}: use the "
-            "hetsngp that wrote it"
+            f"{file} has version {version!r:.50}, and this hetsngp reads {WITHOUT_CHECKSUM} and {VERSION}: "
+            "use the hetsngp that wrote it"
+        )
+    if checked is False or (checked is None and version == VERSION):
+        problem = (
+            f"its {CHECKSUM} is missing" if checked is None else f"its content is not that of its {CHECKSUM}"
+        )
+        raise ArtifactError(
+            f"{file} is damaged or was edited: {problem}; copy it again, or write it with "
+            "hetsngp.serving.write_serving"
+        )
+    if checked is None:
+        warnings.warn(
+            f"{file} is of hetsngp 0.1 and has no checksum, so that a damage would not be noticed: to renew "
+            "it, train again, or write it with hetsngp.serving.write_serving",
+            stacklevel=4,
         )
     return content
 
@@ -170,9 +211,11 @@ def _weights_digest(folder: Path) -> str:
     file = folder / CONFIG
     if not file.is_file():
         raise FileNotFoundError(f"there is no model in {folder}: save it first, hetsngp.save(model, path)")
+    if file.stat().st_size > MAX_BYTES:
+        raise ArtifactError(f"{file} is larger than any that hetsngp writes: copy it again")
     try:
         return str(json.loads(file.read_text(encoding="utf-8"))["sha256"])
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ArtifactError(f"{file} was not written by hetsngp.save: {error}") from error
 
 
@@ -187,8 +230,8 @@ def _check_fit(model: Classifier | Ensemble, inputs: Preprocessing) -> None:
             f"several_labels is {str(inputs.multi_label).lower()}, but the model's link is {link}: the file "
             "belongs to another model"
         )
-    if max(*inputs.size, inputs.resize or 0) > MAX_SIDE:
-        raise ValueError(f"size {inputs.size} and resize {inputs.resize} are larger than any image")
+    INPUT_SIDE.check(max(*inputs.size, inputs.resize or 0), "an input")
+    short_side(min(inputs.size), inputs.resize)
 
 
 def __getattr__(name: str) -> Any:

@@ -81,11 +81,13 @@ def _draw_image(ax: Any, record: PredictionRecord, image: Any) -> None:
     for spine in ax.spines.values():
         spine.set(color=COLOURS[record.verdict], linewidth=3)
     file = Path(record.name).name or record.name
-    ax.set_title(_shorten(file, MAX_LETTERS), fontsize=7, color="0.35", pad=4)
+    # A pair of $ in a name is no formula.
+    plain = {"parse_math": False}
+    ax.set_title(_shorten(file, MAX_LETTERS), fontsize=7, color="0.35", pad=4, **plain)
     below = [f"{_shorten(record.label, MAX_LETTERS - 5)} {record.confidence:.2f}", *_wrap(record.text)]
     if record.given is not None:
         below.append(_shorten(f"given: {record.given}", MAX_LETTERS))
-    ax.set_xlabel("\n".join(below), fontsize=8, labelpad=4)
+    ax.set_xlabel("\n".join(below), fontsize=8, labelpad=4, **plain)
 
 
 def _legend(figure: Any, kinds: Sequence[str], across: int) -> None:

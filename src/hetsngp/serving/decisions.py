@@ -29,6 +29,7 @@ OPTIONAL = ("confident", "unfamiliar", "accuracy")
 """Fields of :class:`Thresholds` that may be None."""
 JSON_KEYS = {"correct": "right"}
 """Fields whose keys in ``serving.json`` and ``summary.json`` are those of release 0.1."""
+LARGEST = float(torch.finfo(torch.float32).max)
 # Model uncertainty below four roundings of float32, relative to the entropy, counts as zero.
 ROUNDING = 4 * torch.finfo(torch.float32).eps
 
@@ -71,11 +72,11 @@ class Thresholds:
         for name in given.keys() & {"confident", "right", "share", "accuracy", "coverage"}:
             if not _is_number(given[name], 0, 1):
                 raise ValueError(f"{name} must lie between 0 and 1, got {given[name]!r:.50}")
-        if not _is_number(given.get("unfamiliar", 0)):
+        if not _is_number(given.get("unfamiliar", 0), -LARGEST, LARGEST):
             raise ValueError(f"unfamiliar must be a finite number or null, got {given['unfamiliar']!r:.50}")
-        if not _is_number(given["held_out"], 1) or not isinstance(given["held_out"], int):
+        if not _is_number(given["held_out"], 1, LARGEST) or not isinstance(given["held_out"], int):
             raise ValueError(f"held_out must be a number of examples, got {given['held_out']!r:.50}")
-        if given["score"] not in SCORES:
+        if not isinstance(given["score"], str) or given["score"] not in SCORES:
             raise ValueError(f"score must be one of {', '.join(SCORES)}, got {given['score']!r:.50}")
         return Thresholds(**rename_keys(values, {key: name for name, key in JSON_KEYS.items()}))
 
@@ -290,4 +291,4 @@ def _at(probs: Tensor, column: Tensor) -> Tensor:
 def _is_number(value: Any, low: float = -math.inf, high: float = math.inf) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return math.isfinite(value) and low <= value <= high
+    return low <= value <= high and abs(value) < math.inf  # isfinite fails for whole numbers beyond a float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -21,6 +22,8 @@ from hetsngp.types import Prediction
 from hetsngp.validation import check_positive
 
 BATCH_SIZE = 64
+BATCH_BYTES = 2**28
+"""Largest size of a batch of inputs in float32: 445 images of 224 pixels."""
 UNLABELLED = ("unlabelled",)
 """``class_names`` of a folder of images without class folders."""
 
@@ -56,7 +59,7 @@ def predict_files(
     Missing paths raise at once; a file that is not an image raises when its batch is read. The first
     ``pictures`` records keep their pixels.
     """
-    check_positive("batch_size", batch_size, integer=True)
+    batch_size = _bounded(batch_size, served.inputs)
     found = image_files(files)
 
     def batches() -> Iterator[Iterator[PredictionRecord]]:
@@ -81,7 +84,7 @@ def predict_set(
 
     ``limit``: number of images, evenly spaced over the set.
     """
-    check_positive("batch_size", batch_size, integer=True)
+    batch_size = _bounded(batch_size, served.inputs)
     data = served.inputs.open(spec, split, root=root)
     data, names = _take(data, spec, limit)
     # Several processes would return the images of shards in random order.
@@ -118,6 +121,12 @@ def image_files(files: Iterable[str | Path]) -> list[Path]:
 
 
 # --- batches --------------------------------------------------------------------------------------------
+
+
+def _bounded(batch_size: int, inputs: Preprocessing) -> int:
+    """``batch_size``, or as many images as fit into ``BATCH_BYTES``, at least one."""
+    check_positive("batch_size", batch_size, integer=True)
+    return min(batch_size, max(1, BATCH_BYTES // (4 * inputs.channels * math.prod(inputs.size))))
 
 
 def _records(

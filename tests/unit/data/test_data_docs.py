@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from hetsngp.data.datasets.registry import DATASETS
+from hetsngp.limits import DATA_LIMITS
 
 PAGE = Path(__file__).parents[3] / "docs" / "data.md"
 
@@ -47,6 +48,12 @@ def test_what_comes_back_is_what_the_registry_says() -> None:
         for name in re.findall(r"`([^`]+)`", sets)
     ]
     assert sorted(found) == sorted((name, data.gives) for name, data in DATASETS.items())
+
+
+def test_the_limits_are_those_in_force() -> None:
+    assert rows("| what | limit | environment variable |") == [
+        [limit.about, f"{limit.default:,} {limit.unit}", f"`{limit.variable}`"] for limit in DATA_LIMITS
+    ]
 
 
 def test_what_markdown_would_swallow_is_escaped() -> None:

@@ -147,7 +147,7 @@ def test_a_file_that_would_run_code_is_refused(
     [
         (human_labels(49_999), r"\(49999,\) where \(50000,\)"),
         ({key: value + 1 for key, value in human_labels(50_000).items()}, "from 1 to 10"),
-        ({key: value / 1.0 for key, value in human_labels(50_000, np.int8).items()}, "Float64DType"),
+        ({key: value / 1.0 for key, value in human_labels(50_000, np.int8).items()}, "only whole ones"),
         ({"clean_label": np.zeros(50_000, int)}, "aggre_label"),
         ([1, 2], "a list, not a dict"),
     ],

@@ -19,6 +19,7 @@ from hetsngp.data.preprocessing import Preprocessing
 from hetsngp.evaluation import restrict
 from hetsngp.evaluation.loader_quality import measure_quality
 from hetsngp.evaluation.predictors import device_of
+from hetsngp.files import with_checksum
 from hetsngp.nn.backbones import ResidualMLP, WideResNet
 from hetsngp.paper import measurements as measuring
 from hetsngp.paper.definitions import TABLES, PaperColumn
@@ -263,7 +264,7 @@ def test_a_model_that_diverged_is_named(tmp_path: Path) -> None:
     hetsngp.save(model, tmp_path / "run/model")
     serving = json.loads((tmp_path / "run/model/serving.json").read_text())
     serving["sha256"] = json.loads((tmp_path / "run/model/config.json").read_text())["sha256"]
-    (tmp_path / "run/model/serving.json").write_text(json.dumps(serving))
+    (tmp_path / "run/model/serving.json").write_text(json.dumps(with_checksum(serving)))
     one = EvaluationSet(str(tmp_path / "a.npz"))
     with pytest.raises(FloatingPointError, match=r"run: .* on .*a.npz, so training diverged"):
         list(ModelMeasurements(trained(tmp_path / "run"), [one]).measure([one], CPU))

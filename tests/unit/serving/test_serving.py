@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -10,6 +11,8 @@ import re
 import shutil
 import subprocess
 import sys
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ from tests.unit.small_sets import Image, make_cifar_small, write_cifar10, write_
 import hetsngp
 from hetsngp import ArtifactError
 from hetsngp.data.preprocessing import Preprocessing
+from hetsngp.files import with_checksum
 from hetsngp.nn.backbones import WideResNet
 from hetsngp.serving import (
     PredictionRecord,
@@ -109,6 +113,14 @@ def photos(tmp_path: Path) -> dict[str, np.ndarray]:
 
 
 def edit(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change the content, with a new checksum."""
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(with_checksum(content)))
+
+
+def edit_text(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change the content and leave the checksum as it is."""
     content = json.loads(file.read_text())
     change(content)
     file.write_text(json.dumps(content))
@@ -199,8 +211,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         "was not written by",
     ),
     "a later version": (
-        lambda m: edit(m / "serving.json", lambda c: c.update(version=2)),
-        "version 2.*use the",
+        lambda m: edit(m / "serving.json", lambda c: c.update(version=3)),
+        "version 3.*use the",
     ),
     "missing": (lambda m: (m / "serving.json").unlink(), r"serving\.json is missing.*finish the training"),
     "no inputs": (lambda m: edit(m / "serving.json", lambda c: c.pop("inputs")), "'inputs' is missing"),
@@ -219,7 +231,59 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "huge size": (
         lambda m: edit(m / "serving.json", lambda c: c["inputs"].update(size=[10**9] * 2)),
-        "larger than any image",
+        "1,000,000,000 pixels a side.*HETSNGP_MAX_INPUT_SIDE",
+    ),
+    "huge resize": (
+        lambda m: edit(m / "serving.json", lambda c: c["inputs"].update(resize=16384)),
+        "16,384 pixels a side.*HETSNGP_MAX_INPUT_SIDE",
+    ),
+    "small resize": (
+        lambda m: edit(m / "serving.json", lambda c: c["inputs"].update(resize=SIDE - 1)),
+        "makes the short side smaller than the crop",
+    ),
+    "mean of bytes": (
+        lambda m: edit(m / "serving.json", lambda c: c["inputs"].update(mean=[123.7, 116.3, 103.5])),
+        r"in units of \[0, 1\].*divide those of bytes by 255",
+    ),
+    "a tiny std": (
+        lambda m: edit(m / "serving.json", lambda c: c["inputs"].update(std=[1e-30] * 3)),
+        "at least 1e-08",
+    ),
+    "labels by a number": (
+        lambda m: edit(m / "serving.json", lambda c: c["inputs"].update(several_labels=0)),
+        "multi_label is true or false, got 0",
+    ),
+    "a number beyond floats": (
+        lambda m: edit(m / "serving.json", lambda c: c["thresholds"].update(unfamiliar=10**400)),
+        "unfamiliar must be a finite number",
+    ),
+    "held out beyond floats": (
+        lambda m: edit(m / "serving.json", lambda c: c["thresholds"].update(held_out=10**400)),
+        "held_out must be a number of examples",
+    ),
+    "a list for a score": (
+        lambda m: edit(m / "serving.json", lambda c: c["thresholds"].update(score=[])),
+        "score must be one of",
+    ),
+    "no checksum": (
+        lambda m: edit_text(m / "serving.json", lambda c: c.pop("checksum")),
+        "its checksum is missing; copy it again, or write it with hetsngp.serving.write_serving",
+    ),
+    "another checksum": (
+        lambda m: edit_text(m / "serving.json", lambda c: c.update(checksum="0" * 64)),
+        "its content is not that of its checksum",
+    ),
+    "an odd checksum": (
+        lambda m: edit_text(m / "serving.json", lambda c: c.update(checksum=[])),
+        "its content is not that of its checksum",
+    ),
+    "another checksum of 0.1": (
+        lambda m: edit_text(m / "serving.json", lambda c: c.update(version=1)),
+        "its content is not that of its checksum",
+    ),
+    "true for a version": (
+        lambda m: edit(m / "serving.json", lambda c: c.update(version=True)),
+        "has version True",
     ),
     "odd resize": (
         lambda m: edit(m / "serving.json", lambda c: c["inputs"].update(resize="9")),
@@ -257,13 +321,142 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_a_line_that_names_the_file_and_the_fix(damage: str, copied: Path) -> None:
+def test_damage_is_a_line_that_names_the_file_and_the_fix(
+    damage: str, copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetsngp.serving.bundle.PAUSES", ())
     break_it, words = DAMAGES[damage]
     break_it(copied / "model")
     with pytest.raises((ArtifactError, FileNotFoundError), match=words) as error:
         open_run(copied)
     assert "\n" not in str(error.value)
     assert str(copied) in str(error.value)
+
+
+def leaves(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths to all values of JSON."""
+    yield path
+    for key in content if isinstance(content, dict) else range(len(content)) if type(content) is list else ():
+        yield from leaves(content[key], (*path, key))
+
+
+def test_every_change_of_a_value_is_noticed(copied: Path) -> None:
+    """0.1 answered differently, without a word, after 14 of 148 random changes."""
+    file = copied / "model" / "serving.json"
+    written = json.loads(file.read_text())
+    paths = [path for path in leaves(written) if path]
+    for path in paths:
+        for value in (None, 0.5, 7, "x", [], {}, True):
+            changed = json.loads(json.dumps(written))
+            *outer, key = path
+            inner = functools.reduce(lambda found, step: found[step], outer, changed)
+            if inner[key] == value and type(inner[key]) is type(value):
+                continue
+            inner[key] = value
+            file.write_text(json.dumps(changed))
+            with pytest.raises(ArtifactError, match=r"serving\.json"):
+                open_run(copied)
+    assert len(paths) > 20
+    file.write_text(json.dumps(dict(reversed(written.items())), indent=7))  # formatted anew
+    open_run(copied)
+
+
+def test_a_file_of_0_1_opens_with_a_warning_until_it_is_renewed(copied: Path) -> None:
+    def as_0_1(content: dict[str, Any]) -> None:
+        content["version"] = 1
+        del content["checksum"]
+
+    edit_text(copied / "model" / "serving.json", as_0_1)
+    with pytest.warns(
+        UserWarning, match=r"serving\.json is of hetsngp 0\.1 and has no checksum.*write_serving"
+    ):
+        found = open_run(copied)
+    write_serving(copied / "model", found.inputs, found.thresholds, found.about)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = open_run(copied)
+    assert (again.inputs, again.thresholds, again.about) == (found.inputs, found.thresholds, found.about)
+
+
+def test_a_run_that_is_being_replaced_is_the_old_or_the_new_one(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Model and serving.json are replaced one after the other; a reader in between waits for the second."""
+    old = open_run(copied)
+    x = as_inputs(coloured(4, seed=5)[0])
+    other = hetsngp.build("deterministic", WideResNet(depth=10, width=1), 3)
+    names = ("one", "two", "three")
+    new_inputs = dataclasses.replace(INPUTS, class_names=names)
+    steps = [
+        lambda: hetsngp.save(other, copied / "model"),
+        lambda: None,
+        lambda: write_serving(copied / "model", new_inputs, old.thresholds),
+    ]
+    answers = {NAMES: old.model.predict(x).probs, names: other.eval().predict(x).probs}
+    waits = []
+
+    def pause(seconds: float) -> None:
+        waits.append(seconds)
+        steps.pop(0)()
+
+    monkeypatch.setattr("hetsngp.serving.bundle.time.sleep", pause)
+    found = open_run(copied)
+    assert (found.inputs.class_names, len(waits)) == (NAMES, 0)
+    steps.pop(0)()  # the model is new, serving.json is not yet
+    found = open_run(copied)
+    assert (found.inputs.class_names, len(waits)) == (names, 2)
+    assert torch.equal(found.model.predict(x).probs, answers[names])
+    # Replaced between the reading of one file and the next.
+    first = hetsngp.load(copied / "model")
+    steps = [lambda: write_serving(copied / "model", INPUTS, old.thresholds)]
+
+    def load(folder: Path, device: Any) -> Any:
+        monkeypatch.setattr("hetsngp.serving.bundle.load", hetsngp.load)
+        hetsngp.save(old.model, copied / "model")
+        return first
+
+    monkeypatch.setattr("hetsngp.serving.bundle.load", load)
+    found = open_run(copied)
+    assert (found.inputs.class_names, len(waits)) == (NAMES, 3)
+    assert torch.equal(found.model.predict(x).probs, answers[NAMES])
+
+
+@pytest.mark.slow
+def test_readers_of_a_run_see_the_old_or_the_new_model(copied: Path) -> None:
+    """A run is replaced over and over, and two processes read it all the while."""
+    old = open_run(copied)
+    x = as_inputs(coloured(4, seed=5)[0])
+    other = hetsngp.build("deterministic", WideResNet(depth=10, width=1), 3).eval()
+    runs = [(old.model, NAMES), (other, ("one", "two", "three"))]
+    expected = {names: model.predict(x).probs for model, names in runs}
+    code = (
+        "import sys, json, torch; from hetsngp.serving import open_run\n"
+        "x = torch.load(sys.argv[2], weights_only=True)\n"
+        "for _ in range(25):\n"
+        "    found = open_run(sys.argv[1])\n"
+        "    probs = found.model.predict(x).probs.tolist()\n"
+        "    print(json.dumps([found.inputs.class_names, probs]), flush=True)\n"
+    )
+    torch.save(x, copied / "x.pt")
+    env = {**os.environ, "PYTHONPATH": str(Path(hetsngp.__file__).parents[1])}
+    command = [sys.executable, "-c", code, str(copied), str(copied / "x.pt")]
+    options: dict[str, Any] = {"env": env, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    readers = [subprocess.Popen(command, **options) for _ in range(2)]
+    writes = 0
+    while any(reader.poll() is None for reader in readers):
+        model, names = runs[writes % 2]
+        hetsngp.save(model, copied / "model")
+        write_serving(copied / "model", dataclasses.replace(INPUTS, class_names=names), old.thresholds)
+        writes += 1
+        time.sleep(1.0)
+    for reader in readers:
+        output, errors = reader.communicate(timeout=60)
+        assert reader.returncode == 0, errors
+        lines = [json.loads(line) for line in output.splitlines()]
+        assert len(lines) == 25
+        for names, probs in lines:
+            assert torch.allclose(torch.tensor(probs), expected[tuple(names)], atol=1e-5)
+    assert writes > 3
 
 
 def test_what_is_no_finished_run(tmp_path: Path, finished: Path) -> None:

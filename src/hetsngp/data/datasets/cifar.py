@@ -1,26 +1,31 @@
 """CIFAR-10 and CIFAR-100 from their authors' files, in torchvision's layout too, or from WebP strips.
 
-The authors' Python files are pickles, which can run any code; torchvision unpickles them. Here an unpickler
-reads them that builds arrays and nothing else.
+The authors' Python files are pickles, which can run any code; torchvision unpickles them. Here
+:mod:`hetsngp.data.array_pickles` reads them, which runs nothing.
 """
 
 from __future__ import annotations
 
 import csv
 import gzip
-import pickle
+import io
+import itertools
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
 
+from hetsngp.data.array_pickles import read_pickle
+from hetsngp.data.bounded import buffered, check_regular, read_file
 from hetsngp.data.datasets.dataset import DataSet, data_root, missing
 from hetsngp.data.images.arrays import ImageArrays
-from hetsngp.data.images.decoding import pillow
+from hetsngp.data.images.decoding import open_picture
+from hetsngp.limits import INDEX_BYTES, LIST_BYTES, PICKLE_BYTES
 from hetsngp.validation import check_choice
 
 SIDE = 32
@@ -28,6 +33,8 @@ PIXELS = 3 * SIDE * SIDE
 SIZES = {"train": 50_000, "test": 10_000}
 IMAGES_PER_STRIP = 500
 """Images in a strip of CIFAR-10, whose strips are not by class."""
+MOST_FIELDS = 64
+"""Columns of an index of strips, at most."""
 
 
 @dataclass(frozen=True)
@@ -122,16 +129,14 @@ def _read_python(folder: Path, split: str, layout: _Layout) -> Arrays:
     meta, key = layout.meta
     try:
         file = folder / meta
-        names = [str(name) for name in _unpickle(file)[key]]
+        names = _texts(_unpickle(file)[key])
         pixels, labels = [], []
         for part in layout.files[split]:
             file = folder / part
             content = _unpickle(file)
             pixels.append(_records(content["data"], PIXELS))
-            labels.append(np.array(content[layout.labels], dtype=np.int64))
-            if labels[-1].shape != (len(pixels[-1]),):
-                raise ValueError(f"{len(pixels[-1])} images, labels of shape {labels[-1].shape}")
-    except Exception as error:  # a corrupt pickle may fail anywhere
+            labels.append(_labels(content[layout.labels], len(pixels[-1])))
+    except (OSError, KeyError, ValueError) as error:
         raise _damaged(file, error, layout) from error
     return np.concatenate(pixels).reshape(-1, 3, SIDE, SIDE), np.concatenate(labels), names
 
@@ -139,11 +144,12 @@ def _read_python(folder: Path, split: str, layout: _Layout) -> Arrays:
 def _read_binary(folder: Path, split: str, layout: _Layout) -> Arrays:
     try:
         file = folder / layout.names
-        names = file.read_text(encoding="ascii").split()
+        names = read_file(file, LIST_BYTES).decode("ascii").split()
         parts = []
         for part in layout.files[split]:
             file = folder / f"{part}.bin"
             width = layout.label_bytes + PIXELS
+            check_regular(file)
             parts.append(_records(np.fromfile(file, np.uint8).reshape(-1, width), width))
     except (OSError, ValueError) as error:
         raise _damaged(file, error, layout) from error
@@ -158,37 +164,23 @@ def _records(data: Any, width: int) -> np.ndarray:
     return data
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """Unpickler of numbers, strings, lists, dicts and NumPy arrays; anything else is refused."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        allowed = {
-            ("numpy", "ndarray"): np.ndarray,
-            ("numpy", "dtype"): np.dtype,
-            ("_codecs", "encode"): _encode,
-            # NumPy moved it; files written before and after exist.
-            ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-            ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
-        }
-        if (module, name) not in allowed:
-            raise pickle.UnpicklingError(f"it wants to run {module}.{name}, which is no part of the data")
-        return allowed[module, name]
+def _labels(values: Any, count: int) -> np.ndarray:
+    """(count,) int64 of a list, or of an array in files written again by others."""
+    if isinstance(values, list) and all(type(value) is int and abs(value) < 2**31 for value in values):
+        values = np.array(values, dtype=np.int64)
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "iu" or values.shape != (count,):
+        raise ValueError(f"no whole number for each of {count} images")
+    return values.astype(np.int64)
 
 
-_reconstruct = np.empty(0).__reduce__()[0]
-
-
-def _encode(text: str, encoding: str) -> bytes:
-    """Replacement of ``_codecs.encode``, by which old protocols pickle bytes: only their codec is allowed."""
-    if encoding not in ("latin1", "latin-1"):
-        raise pickle.UnpicklingError(f"it wants the codec {encoding}, which is no part of the data")
-    return text.encode("latin1")
+def _texts(values: Any) -> list[str]:
+    if not isinstance(values, list) or not all(type(value) is str for value in values):
+        raise ValueError("no list of names")
+    return values
 
 
 def _unpickle(file: Path) -> dict[str, Any]:
-    stream: BinaryIO
-    with open(file, "rb") as stream:
-        content = _ArraysOnly(stream, encoding="latin1").load()  # written by Python 2
+    content, _ = read_pickle(read_file(file, PICKLE_BYTES))
     if not isinstance(content, dict):
         raise ValueError(f"a {type(content).__name__}, not a dict")
     return content
@@ -201,11 +193,13 @@ def _read_strips(folder: Path, split: str, layout: _Layout) -> Arrays:
     """Read strips of images below one another; the index has strip, row and label of each image."""
     index = folder / "index.csv.gz"
     try:
-        with gzip.open(index, "rt", encoding="utf-8", newline="") as stream:
-            rows = list(csv.DictReader(stream))
+        rows = _index_rows(index)
         names = {int(row["label"]): row["class_name"] for row in rows}
         where = sorted((*_position(row), int(row["label"])) for row in rows if row["split"] == split)
-    except (OSError, EOFError, KeyError, ValueError) as error:
+        if any(label < 0 or label >= len(names) for label in names):
+            raise ValueError(f"labels other than 0 … {len(names) - 1}")
+    # A row that is too short has None for text.
+    except (OSError, EOFError, KeyError, TypeError, ValueError, zlib.error, csv.Error) as error:
         raise _damaged(index, error, layout) from error
     files = sorted({file for file, _, _ in where})
     with ThreadPoolExecutor() as pool:
@@ -218,9 +212,24 @@ def _read_strips(folder: Path, split: str, layout: _Layout) -> Arrays:
     return pixels, labels, [names[label] for label in sorted(names)]
 
 
+def _index_rows(index: Path) -> list[dict[str, str]]:
+    most = 2 * sum(SIZES.values())
+    check_regular(index)
+    with buffered(gzip.open(index), INDEX_BYTES, str(index)) as stream:
+        reader = csv.DictReader(io.TextIOWrapper(stream, encoding="utf-8", newline=""))
+        if len(reader.fieldnames or ()) > MOST_FIELDS:
+            raise ValueError(f"{len(reader.fieldnames or ())} columns")
+        rows = list(itertools.islice(reader, most + 1))
+    if len(rows) > most:
+        raise ValueError(f"more than {most} rows")
+    return rows
+
+
 def _position(row: dict[str, str]) -> tuple[str, int]:
     """Strip of an image, and its row in the strip."""
     if "row_in_strip" in row:
+        if "/" in row["class_name"] or "\\" in row["class_name"]:
+            raise ValueError(f"the class {row['class_name']!a:.50}, which is no part of a file name")
         return f"{row['split']}_{int(row['label']):02d}_{row['class_name']}.webp", int(row["row_in_strip"])
     strip, position = divmod(int(row["index"]), IMAGES_PER_STRIP)
     return f"{row['split']}_{strip:02d}.webp", position
@@ -228,15 +237,15 @@ def _position(row: dict[str, str]) -> tuple[str, int]:
 
 def _strip(file: Path, layout: _Layout) -> np.ndarray:
     """Images (n, 3, 32, 32) of a strip."""
-    image_module = pillow()
     try:
-        with image_module.open(file) as image:
-            pixels = np.asarray(image.convert("RGB"))
-        if pixels.shape[1] != SIDE:
-            raise ValueError(f"{pixels.shape[1]} pixels wide, not {SIDE}")
-        return np.ascontiguousarray(pixels.reshape(-1, SIDE, SIDE, 3).transpose(0, 3, 1, 2))
-    except Exception as error:  # Pillow's readers raise nearly anything on corrupt files
+        pixels = np.asarray(open_picture(file, str(file)))
+        if pixels.shape[1] != SIDE or len(pixels) % SIDE:
+            raise ValueError(
+                f"{pixels.shape[1]}×{len(pixels)} pixels, not images of {SIDE} below one another"
+            )
+    except ValueError as error:
         raise _damaged(file, error, layout) from error
+    return np.ascontiguousarray(pixels.reshape(-1, SIDE, SIDE, 3).transpose(0, 3, 1, 2))
 
 
 # --- entries of the registry -----------------------------------------------------------------------------

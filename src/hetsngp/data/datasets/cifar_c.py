@@ -14,6 +14,7 @@ from torch import Tensor
 from hetsngp.data.corruptions import CORRUPTIONS, SEVERITIES
 from hetsngp.data.datasets.dataset import DataSet, data_root, missing
 from hetsngp.data.images.arrays import ImageArrays
+from hetsngp.data.images.npz import map_array
 from hetsngp.validation import check_choice
 
 SIDE = 32
@@ -122,10 +123,9 @@ def _labels(file: Path, classes: int, get: str) -> Tensor:
 def _array(file: Path, get: str) -> np.ndarray:
     """Memory-mapped array: of the 150 MB of a file, one severity reads 30."""
     try:
-        array: np.ndarray = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        return map_array(file)
+    except Exception as error:  # NumPy raises many types on corrupt headers
         raise ValueError(f"{file} is missing or damaged ({error}): get it again, {get}") from error
-    return array
 
 
 def _get(name: str) -> str:

@@ -8,6 +8,7 @@ images in another order would get wrong labels, so the order is checked when bot
 from __future__ import annotations
 
 import dataclasses
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hetsngp.data.array_pickles import read_pickle
+from hetsngp.data.bounded import read_file
 from hetsngp.data.datasets import cifar
 from hetsngp.data.datasets.dataset import DataSet, data_root, first_file
 from hetsngp.data.images.arrays import ImageArrays
-from hetsngp.data.images.npz import npz_keys, read_array
+from hetsngp.data.images.npz import map_array, npz_keys, read_array, read_member
+from hetsngp.limits import PICKLE_BYTES
 from hetsngp.validation import check_choice
 
 CIFAR10N_KEYS = {
@@ -43,6 +47,7 @@ CIFAR10H_GET = (
     "https://github.com/jcpeterson/cifar-10h/raw/master/data/cifar10h-counts.npy"
 )
 CLASSES = 10
+LEGACY_PICKLES = 4
 # The majority of voters agrees with CIFAR-10 on 99 % of its test images; in another order on 10 %.
 LEAST_AGREEMENT = 0.9
 
@@ -63,7 +68,7 @@ def load_cifar10n(root: str | Path | None = None) -> dict[str, Tensor]:
     try:
         content = _npz_labels(file) if file.suffix == ".npz" else _torch_labels(file)
         return {name: _labels(content[key]) for name, key in CIFAR10N_KEYS.items()}
-    except Exception as error:  # a corrupt archive fails in zipfile, pickle, torch or NumPy
+    except Exception as error:  # a corrupt archive fails in zipfile, zlib or NumPy
         raise ValueError(
             f"{file} is damaged or no file of CIFAR-10N ({error}): get it again, {CIFAR10N_GET}"
         ) from error
@@ -90,13 +95,16 @@ def open_cifar10n(root: str | Path | None, split: str, labels: str = "worse") ->
 
 
 def _torch_labels(file: Path) -> Mapping[str, Any]:
-    """Read the authors' file, a dict of arrays, with an unpickler that builds these and nothing else."""
-    reconstruct: Any = np.empty(0).__reduce__()[0]
-    integer_types = [type(np.dtype(kind)) for kind in "bBhHiIlLqQ"]
-    # NumPy moved the function; files written before and after exist.
-    moved = [(reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
-    with torch.serialization.safe_globals([*moved, np.ndarray, np.dtype, *integer_types]):
-        content = torch.load(file, map_location="cpu", weights_only=True)
+    """Read the authors' file, a dict of arrays that ``torch.save`` wrote, without torch's unpickler."""
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            entry = next(found for found in archive.infolist() if found.filename.endswith("/data.pkl"))
+            PICKLE_BYTES.check(entry.file_size, str(file))
+            content, _ = read_pickle(read_member(archive, entry))
+    else:  # before torch 1.6: a magic number, a version and the machine, each a pickle, then the content
+        data, end = read_file(file, PICKLE_BYTES), 0
+        for _ in range(LEGACY_PICKLES):
+            content, end = read_pickle(data, end)
     if not isinstance(content, dict):
         raise ValueError(f"a {type(content).__name__}, not a dict")
     return content
@@ -108,10 +116,12 @@ def _npz_labels(file: Path) -> Mapping[str, Any]:
 
 
 def _labels(values: Any) -> Tensor:
-    array = np.asarray(values)
-    count = cifar.SIZES["train"]
-    if array.shape != (count,) or array.dtype.kind not in "iu":
-        raise ValueError(f"labels {array.dtype} of shape {array.shape} where ({count},) was expected")
+    array, count = values, cifar.SIZES["train"]
+    if not isinstance(array, np.ndarray) or array.shape != (count,) or array.dtype.kind not in "iu":
+        got = (
+            f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+        )
+        raise ValueError(f"labels {got} where ({count},) was expected")
     if array.min() < 0 or array.max() >= CLASSES:
         raise ValueError(f"labels from {array.min()} to {array.max()} where 0 … {CLASSES - 1} was expected")
     return torch.from_numpy(array.astype(np.int64))
@@ -138,7 +148,7 @@ def load_cifar10h(root: str | Path | None = None) -> Tensor:
     files = [*(folder / CIFAR10H_FILE for folder in folders), base / "cifar10" / "cifar10h_counts.npz"]
     file = first_file("cifar10h", files, CIFAR10H_GET)
     try:
-        votes = read_array(file, "counts") if file.suffix == ".npz" else np.load(file, allow_pickle=False)
+        votes = read_array(file, "counts") if file.suffix == ".npz" else map_array(file)
         shape = (cifar.SIZES["test"], CLASSES)
         if votes.shape != shape or (votes != votes.round()).any() or votes.min() < 0:
             raise ValueError(f"{votes.dtype} of shape {votes.shape} where counts {shape} were expected")

@@ -9,7 +9,7 @@ import csv
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -173,12 +173,19 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def _csv_rows(stream: Iterable[str], file: Path) -> Iterator[list[str]]:
+    try:
+        yield from csv.reader(stream)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} cannot be read ({error}): save it again, as CSV in UTF-8") from error
+
+
 def _listed(folder: Path, label_of: Mapping[str, int]) -> tuple[list[str], list[list[int]]]:
     """Files and their labels by labels.csv."""
     found: dict[str, list[int]] = {}
     there: dict[str, set[str]] = {}
     with open(folder / LABELS, encoding="utf-8", newline="") as stream:
-        for number, row in enumerate(csv.reader(stream), 1):
+        for number, row in enumerate(_csv_rows(stream, folder / LABELS), 1):
             if not row or (number == 1 and row[0] in ("file", "image", "path")):
                 continue
             where = f"line {number} of {folder / LABELS}"
@@ -195,6 +202,8 @@ def _listed(folder: Path, label_of: Mapping[str, int]) -> tuple[list[str], list[
                     f"{next(iter(label_of))}, or leave it out"
                 )
             inner, _, name = file.rpartition("/")
+            if inner.startswith("/") or ".." in inner.split("/"):
+                raise ValueError(f"{where} names {file!a:.200}, which is not below {folder}: move it there")
             if inner not in there:  # listing folders is faster than asking for each file
                 there[inner] = set(image_names(folder / inner)) if (folder / inner).is_dir() else set()
             if name not in there[inner]:

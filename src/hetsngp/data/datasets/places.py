@@ -11,9 +11,11 @@ from pathlib import Path
 
 import torch
 
+from hetsngp.data.bounded import read_file
 from hetsngp.data.datasets.dataset import DataSet, data_root, missing
 from hetsngp.data.images.files import ImageFiles
 from hetsngp.data.images.folders import class_files, class_names, image_names, scan_folder
+from hetsngp.limits import LIST_BYTES
 from hetsngp.validation import check_choice
 
 IMAGES = {
@@ -118,11 +120,13 @@ def _check_there(folder: Path, paths: Sequence[str], home: Path, split: str) -> 
 def _pairs(file: Path, home: Path, split: str) -> list[tuple[str, int]]:
     """Read a file with lines "path number"."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = read_file(file, LIST_BYTES).decode("utf-8").splitlines()
         rows = [line.rsplit(maxsplit=1) for line in lines if line.strip()]
         pairs = [(path, int(number)) for path, number in rows]
         if not pairs:
             raise ValueError("it is empty")
+        if any(abs(number) >= 2**31 or ".." in path.split("/") for path, number in pairs):
+            raise ValueError("it has a number or a path that cannot be")
     except (OSError, ValueError) as error:
         raise _damaged(file, error, home, split) from error
     return pairs

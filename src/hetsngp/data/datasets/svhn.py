@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import torch
 
 from hetsngp.data.datasets.dataset import DataSet, data_root, first_file
 from hetsngp.data.images.arrays import ImageArrays
+from hetsngp.limits import ARRAY_BYTES, LimitExceeded
 from hetsngp.validation import check_choice
 
 SIDE = 32
 SPLITS = ("train", "test", "extra")
+NUMBERS = {"uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4, "double": 8}
+"""MATLAB's classes of numbers that are read, and their bytes."""
 ZERO = 10
 """Label of the digit 0 in the files."""
 
@@ -38,6 +42,7 @@ def _read(file: Path, get: str) -> tuple[np.ndarray, np.ndarray]:
     """(32, 32, 3, N) bytes and (N, 1) digits, 1 … 10."""
     scipy_io = _scipy_io()
     try:
+        _check_headers({name: (shape, kind) for name, shape, kind in scipy_io.whosmat(file)}, file)
         content = scipy_io.loadmat(file, variable_names=("X", "y"))
         pixels, digits = content["X"], content["y"]
         count = pixels.shape[-1]
@@ -45,9 +50,22 @@ def _read(file: Path, get: str) -> tuple[np.ndarray, np.ndarray]:
             raise ValueError(f"X is {pixels.dtype} of shape {pixels.shape}, not bytes (32, 32, 3, N)")
         if digits.shape != (count, 1) or digits.min() < 1 or digits.max() > ZERO:
             raise ValueError(f"y of shape {digits.shape} is not one of 1 … 10 for each of {count} images")
+    except LimitExceeded:
+        raise
     except Exception as error:  # a corrupt file fails in zlib, struct or anywhere in SciPy
         raise ValueError(f"{file} is damaged ({error!r}): remove it and get it again, {get}") from error
     return pixels, digits
+
+
+def _check_headers(found: dict[str, tuple[tuple[int, ...], str]], file: Path) -> None:
+    """Check kind and size before data are read: SciPy recurses into cells, and expands what is compressed."""
+    for name in ("X", "y"):
+        shape, kind = found[name]
+        if kind not in NUMBERS:
+            raise ValueError(f"{name} is a {kind}, not numbers")
+        needed = math.prod(shape) * NUMBERS[kind]
+        if needed > file.stat().st_size:
+            ARRAY_BYTES.check(needed, f"{name} of {file}")
 
 
 def _get(split: str, folder: str) -> str:

@@ -13,8 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from hetsngp.data.bounded import check_regular
+from hetsngp.limits import IMAGE_BYTES, IMAGE_PIXELS, LimitExceeded
 from hetsngp.validation import check_positive
 
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF", "TGA")
+"""Formats that are read, the frequent ones first. Pillow would also hand PostScript to Ghostscript."""
+MOST_RESIZED = 2**24
+"""Pixels of a resized image before the crop. A long narrow one is cropped before it is resized."""
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 MOST_WORKERS = 8
 """Worker processes of a loader where no number is given, at most."""
@@ -30,16 +36,25 @@ def pillow() -> Any:
 
 
 def open_picture(source: Path | bytes, name: str) -> Any:
-    """Open a file, or its content, as an RGB image of Pillow; errors call it ``name``."""
+    """Open a file, or its content, as an RGB image of Pillow; errors call it ``name``.
+
+    Limits on bytes and pixels hold before anything is decoded. Of several frames the first is read.
+    """
     image_module = pillow()
     try:
-        with image_module.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+        IMAGE_BYTES.check(len(source) if isinstance(source, bytes) else check_regular(source), name)
+        stream = io.BytesIO(source) if isinstance(source, bytes) else source
+        with image_module.open(stream, formats=FORMATS) as image:
+            IMAGE_PIXELS.check(image.width * image.height, name)
             # Pillow clips deeper pixels at 255 instead of scaling them.
             if image.mode == "F" or image.mode.startswith("I"):
                 raise ValueError(f"pixels of mode {image.mode!r}, only 8 bits a channel are read")
             return image.convert("RGB")
+    except LimitExceeded:
+        raise
     except Exception as error:  # Pillow's readers raise nearly anything on corrupt files
-        raise ValueError(f"{name} cannot be read as an image ({error}): replace or remove it") from error
+        reason = str(error) or type(error).__name__
+        raise ValueError(f"{name} cannot be read as an image ({reason}): replace or remove it") from error
 
 
 def short_side(size: int, resize: int | None) -> int:
@@ -63,15 +78,28 @@ def resize_and_center_crop(picture: Any, size: int, resize: int | None = None) -
     """(3, size, size) uint8 of an RGB picture: its short side resized to ``resize``, then a centre crop.
 
     ``resize`` None: ``size``, so that nothing of the short side is lost; customary for ImageNet are 256 and
-    224. The same pixels as torchvision's Resize and CenterCrop, without torchvision.
+    224. The same pixels as torchvision's Resize and CenterCrop, without torchvision, unless resizing would
+    take more than ``MOST_RESIZED`` pixels: then the long side is cropped to its middle first.
     """
-    short, target = min(picture.size), short_side(size, resize)
+    target = short_side(size, resize)
+    picture, short = _middle(picture, target), min(picture.size)
     # Rounded as torchvision does, so that both give the same pixels.
     width, height = (target if side == short else target * side // short for side in picture.size)
     if picture.size != (width, height):
         picture = picture.resize((width, height), pillow().Resampling.BILINEAR)
     left, top = round((width - size) / 2), round((height - size) / 2)
     return torch.from_numpy(np.array(picture)[top : top + size, left : left + size]).permute(2, 0, 1)
+
+
+def _middle(picture: Any, target: int) -> Any:
+    """Middle of the long side, as much of it as may be resized together with the short side to ``target``."""
+    short, long = sorted(picture.size)
+    most = max(1, MOST_RESIZED // target**2) * short
+    if long <= most:
+        return picture
+    cut = (long - most) // 2  # as much on either side, so that the centre stays
+    width, height = picture.size
+    return picture.crop((cut, 0, width - cut, height) if width > height else (0, cut, width, height - cut))
 
 
 def random_resized_crop(size: int) -> Callable[[Any], Tensor]:

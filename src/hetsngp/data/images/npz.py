@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from hetsngp.data.bounded import check_regular
 from hetsngp.data.images.arrays import ImageArrays
+from hetsngp.limits import ARRAY_BYTES, CLASSES, LimitExceeded
 
 CHANNELS = (1, 3, 4)
 """Numbers of channels that are told apart from height and width."""
@@ -45,9 +48,11 @@ def load_npz(
     if numbers.ndim == 2 and numbers.shape[1] == 1:
         numbers = numbers[:, 0]
     if class_names is None and "class_names" in keys:
-        class_names = [str(name) for name in read_array(path, "class_names").ravel()]
+        written = read_array(path, "class_names")
+        CLASSES.check(written.size, f"class_names of {path}")
+        class_names = [str(name) for name in written.ravel()]
     if class_names is None:
-        class_names = [str(label) for label in range(int(numbers.max()) + 1 if numbers.size else 0)]
+        class_names = numbered_names(int(numbers.max()) if numbers.size else -1, path)
     try:
         return ImageArrays(
             torch.from_numpy(np.ascontiguousarray(channels_first(pixels))),
@@ -56,6 +61,12 @@ def load_npz(
         )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def numbered_names(largest: int, path: Path) -> list[str]:
+    """Names "0", "1", … of the classes up to the ``largest`` label of a file."""
+    CLASSES.check(largest + 1, f"by its largest label, {path}")
+    return [str(label) for label in range(largest + 1)]
 
 
 def channels_first(pixels: np.ndarray) -> np.ndarray:
@@ -85,7 +96,33 @@ def npz_keys(path: str | Path) -> tuple[str, ...]:
 def read_array(path: str | Path, key: str) -> np.ndarray:
     """Read one array of a .npz file, without the others, which may be large."""
     with _opened(Path(path)) as file:
-        return file[key]
+        for member in file.zip.infolist() if file.zip is not None else ():
+            if member.filename in (key, f"{key}.npy"):
+                _check_member(member, Path(path))
+        return np.asarray(file[key])
+
+
+def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    """Content of a member of an archive of NumPy or torch, as many bytes as its directory says."""
+    _check_member(member, Path(archive.filename or ""))
+    return archive.read(member)
+
+
+def map_array(file: Path) -> np.ndarray:
+    """Array of a .npy file, mapped into memory, so that it has no more than the file."""
+    check_regular(file)
+    array = np.load(file, mmap_mode="r", allow_pickle=False)
+    if not isinstance(array, np.ndarray):
+        raise ValueError("an archive of arrays, not a single one")
+    return array
+
+
+def _check_member(member: zipfile.ZipInfo, path: Path) -> None:
+    """Check what a member expands to; zipfile gives no more than the directory of the archive says."""
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError("a compression that NumPy does not write")  # zipfile expands some of them at once
+    if member.file_size > path.stat().st_size:
+        ARRAY_BYTES.check(member.file_size, f"{member.filename} of {path}")
 
 
 @contextmanager
@@ -97,9 +134,12 @@ def _opened(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise ValueError("a single array, not an archive of them")
             yield file
+    except LimitExceeded:
+        raise
     except Exception as error:  # a corrupt archive fails in zipfile, zlib or NumPy
+        reason = str(error) or type(error).__name__
         raise ValueError(
-            f"{path} cannot be read ({error}): save plain arrays with np.savez(path, images=…, labels=…)"
+            f"{path} cannot be read ({reason}): save plain arrays with np.savez(path, images=…, labels=…)"
         ) from error
 
 

@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from hetsngp.data.bounded import read_file
 from hetsngp.data.shards.tar_samples import count_samples
 from hetsngp.files import replace_file
+from hetsngp.limits import INDEX_BYTES
 
 INDEX = "hetsngp_index.json"
+HEADER_BYTES, MOST_BYTES = 512, 2**40
 TIMM_INDEX = ("_info.json", "info.json")
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
@@ -38,9 +42,10 @@ def sample_counts(shards: Sequence[Path]) -> tuple[int, ...]:
 
 def _from_index(folder: Path) -> dict[Path, int]:
     try:
-        content = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        content = json.loads(read_file(folder / INDEX, INDEX_BYTES))
         rows = [(folder / name, row["samples"], row["bytes"]) for name, row in content["shards"].items()]
-        return {file: int(count) for file, count, size in rows if file.is_file() and _size(file) == size}
+        kept = [(file, count) for file, count, size in rows if file.is_file() and _size(file) == size]
+        return {file: count for file, count in kept if _is_possible(count, _size(file))}
     except _UNREADABLE:
         return {}  # missing or invalid: it is written again
 
@@ -48,12 +53,18 @@ def _from_index(folder: Path) -> dict[Path, int]:
 def _from_timm(folder: Path) -> dict[Path, int]:
     for name in TIMM_INDEX:
         with suppress(*_UNREADABLE):
-            splits = json.loads((folder / name).read_text(encoding="utf-8"))["splits"]
+            splits = json.loads(read_file(folder / name, INDEX_BYTES))["splits"]
             # Splits with an alternative label leave out the samples that lack it.
             complete = [split for split in splits.values() if not split.get("alt_label")]
             rows = [row for s in complete for row in zip(s["filenames"], s["shard_lengths"], strict=True)]
-            return {folder / file: int(count) for file, count in rows}
+            known = [(folder / file, count) for file, count in rows]
+            return {file: count for file, count in known if _is_possible(count, MOST_BYTES)}
     return {}
+
+
+def _is_possible(count: Any, size: int) -> bool:
+    """Whether a shard of ``size`` bytes may have so many samples: each takes a header at least."""
+    return type(count) is int and 0 <= count <= size // HEADER_BYTES
 
 
 def _write_index(folder: Path, counts: dict[Path, int]) -> None:

@@ -16,12 +16,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from hetsngp.data.bounded import check_regular
 from hetsngp.data.datasets.synsets import WNID
+from hetsngp.limits import IMAGE_BYTES, LABEL_BYTES, Limit
 
 KINDS = ("jpg", "jpeg", "png", "webp")
 _NAME = re.compile(r"((?:.*/)?[^/.]+)\.([^/]+)")
 _WNID_FILE = re.compile(rf"(?:.*/)?({WNID.pattern})[_/][^/]*")
 _BLOCK = 512
+LONGEST_NUMBER = 18
+"""Digits of a class number in a text."""
 _NUMBERING = (
     "give that list, hetsngp.data.datasets.imagenet21k.open_imagenet21k(root, split, numbering=…), where … "
     "is 'imagenet22k' (the 21,841 of 2011, as timm's shards), 'imagenet21k' (the 21,843) or a list of wnids"
@@ -129,12 +133,12 @@ def read_samples(
             if image is None:
                 continue
             if begin <= number and (end is None or number < end):
-                cls, meta = (_read(tar, parts.get(kind)) for kind in ("cls", "json"))
+                cls, meta = (_read(tar, parts.get(kind), LABEL_BYTES) for kind in ("cls", "json"))
                 try:
                     labels = labeller(key, cls, meta)
                 except ValueError as error:
                     raise ValueError(f"sample {key!r} of {shard} cannot be used: {error}") from error
-                data = _read(tar, image)
+                data = _read(tar, image, IMAGE_BYTES)
                 assert data is not None
                 yield Sample(shard, key, data, labels)
             number += 1
@@ -157,7 +161,7 @@ def _groups(tar: tarfile.TarFile, shard: Path) -> Iterator[tuple[str, dict[str, 
     """Samples of a shard: key and members by ending."""
     current = ""
     parts: dict[str, tarfile.TarInfo] = {}
-    while (member := tar.next()) is not None:
+    while (member := _next(tar)) is not None:
         name = _NAME.fullmatch(member.name)
         if name is None or not member.isreg():
             continue
@@ -178,6 +182,18 @@ def _groups(tar: tarfile.TarFile, shard: Path) -> Iterator[tuple[str, dict[str, 
     tar.fileobj.seek(tar.offset)
     if tar.fileobj.read(_BLOCK) != bytes(_BLOCK):
         raise tarfile.ReadError(f"no end of the archive after {tar.offset} bytes")
+
+
+def _next(tar: tarfile.TarFile) -> tarfile.TarInfo | None:
+    """Next member; tarfile keeps those before, which nothing needs."""
+    tar.members.clear()  # type: ignore[attr-defined]
+    try:
+        member = tar.next()
+    except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise tarfile.ReadError(f"an invalid header: {error}") from error
+    if member is not None and tar.offset <= member.offset:  # a forged size, which leads back to the beginning
+        raise tarfile.ReadError(f"a member of {member.size} bytes")
+    return member
 
 
 def _checked(
@@ -203,8 +219,12 @@ def _image_of(parts: Mapping[str, tarfile.TarInfo]) -> tarfile.TarInfo | None:
     return next((parts[kind] for kind in KINDS if kind in parts), None)
 
 
-def _read(tar: tarfile.TarFile, member: tarfile.TarInfo | None) -> bytes | None:
-    stream = None if member is None else tar.extractfile(member)
+def _read(tar: tarfile.TarFile, member: tarfile.TarInfo | None, limit: Limit) -> bytes | None:
+    """Content of a member; a sparse one has its size by its header, not by the bytes in the file."""
+    if member is None:
+        return None
+    limit.check(member.size, f"{member.name!r} of {tar.name!r}")
+    stream = tar.extractfile(member)
     return None if stream is None else stream.read()
 
 
@@ -212,11 +232,21 @@ def _read(tar: tarfile.TarFile, member: tarfile.TarInfo | None) -> bytes | None:
 def _opened(shard: Path) -> Iterator[tarfile.TarFile]:
     """Open a tar file; errors in reading it name it."""
     try:
+        check_regular(shard)
         with tarfile.open(shard, "r:") as tar:
             yield tar
     except FileNotFoundError as error:
         raise FileNotFoundError(f"there is no file {shard} any more: open the data set again") from error
-    except (tarfile.TarError, OSError, EOFError) as error:
+    # tarfile raises the last four on forged headers.
+    except (
+        tarfile.TarError,
+        OSError,
+        EOFError,
+        OverflowError,
+        IndexError,
+        TypeError,
+        AttributeError,
+    ) as error:
         raise ValueError(
             f"{shard} is no whole tar file ({error}): it was cut off, damaged, or is compressed; copy it "
             "again, or unpack it with gunzip"
@@ -241,17 +271,15 @@ def _text(cls: bytes) -> str:
 
 
 def _tokens(source: Any) -> Iterator[Any]:
-    if isinstance(source, str):
-        yield from source.replace(",", " ").split()
-    elif isinstance(source, list):
-        for entry in source:
-            yield from _tokens(entry)
-    else:
-        yield source
+    """Wnids and numbers of a text, or of a list of them."""
+    for entry in source if isinstance(source, list) else [source]:
+        if isinstance(entry, list | dict):
+            raise ValueError("its labels are a list in a list, or names and values: write one list")
+        yield from entry.replace(",", " ").split() if isinstance(entry, str) else [entry]
 
 
 def _number(token: Any) -> int | None:
-    if isinstance(token, str) and token.isdecimal():
+    if isinstance(token, str) and token.isdecimal() and len(token) <= LONGEST_NUMBER:
         return int(token)
     return token if isinstance(token, int) and not isinstance(token, bool) else None
 
