@@ -17,6 +17,7 @@ import torch
 
 from hetsngp.evaluation.cache import ResultCache, code_fingerprint, fingerprint_of
 from hetsngp.files import write_atomically, write_json
+from hetsngp.limits import is_out_of_memory
 from hetsngp.paper.runtime.definitions import BASELINE, NETWORKS, RuntimeNetwork, RuntimeRow
 from hetsngp.paper.runtime.text import draw_runtime, markdown, plain_text
 from hetsngp.paper.runtime.timing import Pace, TimedModel, ratio
@@ -183,18 +184,12 @@ def _measure_missing(
                 f"{numbers['ms_eval_ratio']:.2f} × deterministic"
             )
     except (RuntimeError, MemoryError) as error:
-        if not _out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise RuntimeError(
             f"{network.title}, {job.row.title}: out of memory with batches of {job.batch}: take smaller "
             f"ones, --set batch_size={max(1, job.batch // 2)}; finished rows are not measured again"
         ) from error
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    """Whether a GPU or the CPU's allocator, which has no error type of its own, is out of memory."""
-    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return known or "can't allocate memory" in str(error) or "not enough memory" in str(error)
 
 
 # --- results --------------------------------------------------------------------------------------------

@@ -1,0 +1,66 @@
+"""Work of the main process that others wait for: its error is raised by all, so that none waits for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hetsngp.files import remove_leftovers
+from hetsngp.locking import FolderInUse, one_writer
+
+T = TypeVar("T")
+
+
+def on_main(fabric: Any, function: Callable[[], T]) -> T:
+    """Call ``function`` on the main process, and return its result or raise its error on every process.
+
+    A collective call. The result is sent to the other processes.
+    """
+    if fabric.world_size == 1:
+        return function()
+    result: Any = None
+    error: Exception | None = None
+    if fabric.is_global_zero:
+        try:
+            result = function()
+        except Exception as caught:  # the others are told before it is raised again
+            error = caught
+    result, failed = fabric.broadcast((result, None if error is None else f"{type(error).__name__}: {error}"))
+    if error is not None:
+        raise error
+    if failed is not None:
+        raise RuntimeError(f"the main process stopped: {failed}")
+    answer: T = result
+    return answer
+
+
+@contextmanager
+def run_writer(fabric: Any, folder: Path) -> Iterator[None]:
+    """Context in which the main process alone writes into the folder of a run; a collective call.
+
+    Fails at once, on every process, where another writer has it. What killed writers left is removed.
+    """
+    with ExitStack() as stack:
+
+        def take() -> None:
+            if stack.enter_context(one_writer(folder)):
+                remove_run_leftovers(folder)
+
+        on_main(fabric, take)
+        yield
+
+
+def remove_run_leftovers(folder: Path) -> None:
+    """Remove temporary files in the folders that a training writes; the caller holds the lock of the run."""
+    for each in (folder, *folder.glob("checkpoint*"), *folder.glob("best-*")):
+        remove_leftovers(each)
+    model = folder / "model"
+    if model.is_dir():
+        try:  # hetsngp.save locks this one by itself
+            with one_writer(model) as locked:
+                if locked:
+                    remove_leftovers(model)
+        except FolderInUse:
+            pass
