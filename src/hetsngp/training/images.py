@@ -34,7 +34,7 @@ from hetsngp.training.engine import Engine
 from hetsngp.training.image_data import make_loaders, open_task, spread
 from hetsngp.training.loaders import shard_loader
 from hetsngp.training.logs import METRICS, write_csv
-from hetsngp.training.main_process import on_main, run_writer
+from hetsngp.training.main_process import on_main, remove_leftovers_of_finished, run_writer
 from hetsngp.training.recipes.keys import current_description
 from hetsngp.training.recipes.recipe import Recipe
 from hetsngp.training.recipes.task import ImageTask
@@ -67,6 +67,7 @@ def train_images(
         if on_main(fabric, lambda: _changed_files(folder, before)):
             with run_writer(fabric, folder):
                 on_main(fabric, lambda: _write_logs_again(folder, before))
+        on_main(fabric, lambda: remove_leftovers_of_finished(folder))
         return before
     with run_writer(fabric, folder):
         if problem is not None and engine.is_main:
@@ -159,7 +160,7 @@ def check_finished(folder: Path) -> dict[str, Any] | None:
     by_0_1 = isinstance(summary["recipe"], dict) and "plan" in summary["recipe"]
     if not has_checksum(summary) and not (by_0_1 and CHECKSUM not in summary):
         raise ArtifactError(f"{file} is damaged: its checksum is not that of its content")
-    del open_run(folder / MODEL).model
+    open_run(folder / MODEL)
     if summary.get("weights", _weights_digest(folder)) != _weights_digest(folder):
         raise ValueError(
             f"{folder / MODEL} holds another model than the one that {file} describes: move it to another "

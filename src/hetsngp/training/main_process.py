@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hetsngp.files import remove_leftovers
 from hetsngp.locking import FolderInUse, one_writer
+from hetsngp.training.checkpointing.checkpoint_files import remove_unused
 
 T = TypeVar("T")
 
@@ -52,15 +53,21 @@ def run_writer(fabric: Any, folder: Path) -> Iterator[None]:
         yield
 
 
+def remove_leftovers_of_finished(folder: Path) -> None:
+    """Remove what a run left that was killed after its last file was written, if it may be removed."""
+    if any(folder.glob(".*")):
+        with suppress(OSError), one_writer(folder) as locked:
+            if locked:
+                remove_run_leftovers(folder)
+
+
 def remove_run_leftovers(folder: Path) -> None:
-    """Remove temporary files in the folders that a training writes; the caller holds the lock of the run."""
-    for each in (folder, *folder.glob("checkpoint*"), *folder.glob("best-*")):
-        remove_leftovers(each)
+    """Remove what killed writers left in the folders of a training; the caller holds the lock of the run."""
+    remove_leftovers(folder)
+    for each in (*folder.glob("checkpoint*"), *folder.glob("best-*")):
+        remove_unused(each)
     model = folder / "model"
     if model.is_dir():
-        try:  # hetsngp.save locks this one by itself
-            with one_writer(model) as locked:
-                if locked:
-                    remove_leftovers(model)
-        except FolderInUse:
-            pass
+        with suppress(FolderInUse), one_writer(model) as locked:  # hetsngp.save locks it by itself
+            if locked:
+                remove_leftovers(model)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hetsngp.evaluation.cache import ResultCache, code_fingerprint, fingerprint_of
+from hetsngp.evaluation.cache import WAIT, ResultCache, clean_writer, code_fingerprint, fingerprint_of
 from hetsngp.files import write_atomically, write_json
 from hetsngp.limits import is_out_of_memory
 from hetsngp.paper.runtime.definitions import BASELINE, NETWORKS, RuntimeNetwork, RuntimeRow
@@ -62,6 +62,7 @@ def measure_runtime(
         name: [Job.of(name, row, network, changes, out) for row in network.rows]
         for name, network in networks.items()
     }
+    ResultCache(out / FOLDER).clean()
     tables: dict[str, Any] = {}
     for name, network in networks.items():
         _measure_missing(network, jobs[name], pace, tell)
@@ -244,9 +245,10 @@ def _table(network: RuntimeNetwork, jobs: Sequence[Job]) -> dict[str, Any]:
 
 def _written(tables: dict[str, Any], out: Path, say: Callable[[str], Any]) -> RuntimeResult:
     files = tuple(out / f"runtime.{kind}" for kind in ("json", "md", "png"))
-    write_json(files[0], tables)
-    write_atomically(files[1], lambda file: file.write(markdown(tables, files[2].name).encode()))
-    draw_runtime(tables, files[2])
+    with clean_writer(out, wait=WAIT):
+        write_json(files[0], tables)
+        write_atomically(files[1], lambda file: file.write(markdown(tables, files[2].name).encode()))
+        draw_runtime(tables, files[2])
     result = RuntimeResult(tables, files)
     say("\n" + result.text())
     say("\n".join(f"wrote {file}" for file in files))

@@ -9,12 +9,13 @@ import errno
 import json
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from hetsngp.files import replace_file
+from hetsngp.files import remove_leftovers, replace_file
 from hetsngp.io import storage
 from hetsngp.io.storage import ArtifactError
 
@@ -57,9 +58,7 @@ def copy_state(folder: Path, copy: Path) -> None:
     weights = str(json.loads(config)["weights"])
     replace_file(copy / weights, lambda file: _link(folder / weights, file))
     replace_file(copy / storage.CONFIG, lambda file: file.write_bytes(config))
-    for old in copy.glob("model-*.safetensors"):
-        if old.name != weights:
-            old.unlink(missing_ok=True)
+    _remove_weights(copy, weights)
 
 
 def _link(file: Path, link: Path) -> None:
@@ -69,6 +68,21 @@ def _link(file: Path, link: Path) -> None:
         if isinstance(error, OSError) and error.errno not in _NO_LINKS:
             raise
         shutil.copyfile(file, link)
+
+
+def remove_unused(folder: Path) -> None:
+    """Remove temporary files and weights that a killed writer left; only the one writer may call this."""
+    remove_leftovers(folder)
+    with suppress(OSError, ValueError, TypeError, KeyError):  # damaged: what belongs to it is not known
+        weights = str(json.loads((folder / storage.CONFIG).read_text(encoding="utf-8"))["weights"])
+        if (folder / weights).is_file():
+            _remove_weights(folder, weights)
+
+
+def _remove_weights(folder: Path, needed: str) -> None:
+    for old in folder.glob("model-*.safetensors"):
+        if old.name != needed:
+            old.unlink(missing_ok=True)
 
 
 def remove_states(folders: list[Path]) -> None:
