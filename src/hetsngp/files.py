@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -81,9 +82,16 @@ def _json_sha256(content: dict[str, Any]) -> str:
 
 def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
     """Write a safetensors file with the permissions of the umask; safetensors gives the owner's alone."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    save_file(tensors, file, metadata={"format": "pt"})
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        code = re.search(r"\(os error (\d+)\)", str(error))
+        if code is None:
+            raise OSError(f"{file} cannot be written: {error}") from error
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(file)) from error
     mask = os.umask(0)
     os.umask(mask)
     file.chmod(0o666 & ~mask)

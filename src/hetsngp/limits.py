@@ -14,6 +14,19 @@ class LimitExceeded(ValueError):
     """A file asks for more than a limit allows."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python, NumPy, a GPU or torch's CPU allocator, which has no error type of its own, has no more
+    memory.
+
+    >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to …"))
+    True
+    """
+    names = [kind.__name__ for kind in type(error).__mro__]  # without importing torch
+    text = str(error)
+    known = isinstance(error, MemoryError) or "OutOfMemoryError" in names
+    return known or "can't allocate memory" in text or "not enough memory" in text
+
+
 @dataclass(frozen=True)
 class Limit:
     """Largest amount of something in a file that is read.

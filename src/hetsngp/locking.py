@@ -2,7 +2,8 @@
 
 POSIX record locks (``fcntl``) belong to a process: worker processes that it forks do not inherit them, as
 they would inherit those of ``flock``, so that an orphaned worker cannot keep a folder locked. They do not
-exclude threads of the same process, which a table in memory does. Network file systems: NFS 4, Lustre
+exclude threads of the same process, which a table in memory does. A process that opens and closes the lock
+file by other means gives its lock up: do not read it while it is held. Network file systems: NFS 4, Lustre
 (mounted with ``flock``), GPFS, CephFS and SMB pass these locks on to their server; where one has none, a
 warning is given and the folder is not locked.
 """
@@ -27,6 +28,8 @@ LOCK = ".lock"
 _HELD_ELSEWHERE = (errno.EACCES, errno.EAGAIN)
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _PAUSE = 0.05
+_NAMING = 0.5
+"""Seconds in which a process that has just taken the lock writes its name into the file."""
 
 
 class FolderInUse(OSError):
@@ -36,8 +39,11 @@ class FolderInUse(OSError):
 class _Holder:
     """Thread of this process that holds the lock of a folder, and how many times it took it."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.thread, self.count = threading.get_ident(), 1
+        self.descriptor: int | None = None
+        """Of the locked file; None where the file system has no locks."""
 
 
 _table = threading.Lock()
@@ -57,36 +63,68 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def one_writer(folder: Path, *, wait: float = 0.0) -> Iterator[None]:
+def one_writer(folder: Path, *, wait: float = 0.0) -> Iterator[bool]:
     """Context in which this thread alone may write into ``folder``, which is made if necessary.
 
     ``wait``: seconds to wait for another writer; then :class:`FolderInUse` names its process and host. The
-    thread that holds the lock may take it again.
+    thread that holds the lock may take it again. Gives whether the folder is locked: False where the file
+    system has no locks, so that temporary files in it may be those of a process that lives. A folder that was
+    made for the lock and stays empty is removed.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    status = folder.stat()
-    key = (status.st_dev, status.st_ino)
+    made, key = _make(folder)
     end = time.monotonic() + wait
-    while not _enter(key):
+    while not _enter(key, folder):
         _wait_or_raise(folder, end, {"process": os.getpid(), "host": socket.gethostname()})
-    descriptor, process = None, os.getpid()
+    holder, process = _holders[key], os.getpid()
+    outermost = holder.count == 1
     try:
-        if _holders[key].count == 1:
-            descriptor = _lock_file(folder, end)
-        yield
+        if outermost:
+            holder.descriptor = _lock_file(folder, end)
+        yield holder.descriptor is not None
     finally:
         if os.getpid() == process:  # a forked process that leaves this context has no lock to give back
-            if descriptor is not None:
-                _unlock_file(folder, descriptor)
+            if outermost and holder.descriptor is not None:
+                _unlock_file(folder, holder.descriptor)
             _leave(key)
+            if made:
+                with suppress(OSError):
+                    folder.rmdir()
 
 
-def _enter(key: tuple[int, int]) -> bool:
+def check_lock(folder: Path) -> None:
+    """Take the lock of this process again where its file or ``folder`` was removed meanwhile.
+
+    Raises :class:`FolderInUse` where another process has taken a folder of this path since. For a long run,
+    before it writes.
+    """
+    me = threading.get_ident()
+    with _table:
+        holder = next((h for h in _holders.values() if h.thread == me and h.folder == folder), None)
+    if holder is None or holder.descriptor is None or _is_in_folder(holder.descriptor, folder / LOCK):
+        return
+    _make(folder)
+    lost, holder.descriptor = holder.descriptor, None
+    os.close(lost)
+    holder.descriptor = _lock_file(folder, time.monotonic())
+
+
+def _make(folder: Path) -> tuple[bool, tuple[int, int]]:
+    """Make the folder where there is none; returns whether it was made, and its device and inode."""
+    try:
+        made = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        status = folder.stat()
+    except (FileExistsError, NotADirectoryError):
+        raise NotADirectoryError(f"{folder} is a file, or inside one: give a folder to write into") from None
+    return made, (status.st_dev, status.st_ino)
+
+
+def _enter(key: tuple[int, int], folder: Path) -> bool:
     """Take the folder for this thread; False: another thread has it."""
     with _table:
         holder = _holders.get(key)
         if holder is None:
-            _holders[key] = _Holder()
+            _holders[key] = _Holder(folder)
             return True
         if holder.thread == threading.get_ident():
             holder.count += 1
@@ -105,7 +143,7 @@ def _lock_file(folder: Path, end: float) -> int | None:
     """Lock the file in ``folder`` and return its descriptor; None where the file system has no locks."""
     file = folder / LOCK
     while True:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = _open(folder)
         try:
             _lock(descriptor)
         except OSError as error:
@@ -127,6 +165,16 @@ def _lock_file(folder: Path, end: float) -> int | None:
             _write_holder(descriptor)
             return descriptor
         os.close(descriptor)  # the last holder removed this file after it was opened here
+
+
+def _open(folder: Path) -> int:
+    # Not through a link, which could point at a file whose content would be replaced by a name.
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    try:
+        return os.open(folder / LOCK, flags, 0o666)
+    except FileNotFoundError:  # the last holder had made the folder, and removed it again
+        _make(folder)
+        return os.open(folder / LOCK, flags, 0o666)
 
 
 def _unlock_file(folder: Path, descriptor: int) -> None:
@@ -154,16 +202,25 @@ def _wait_or_raise(folder: Path, end: float, holder: dict[str, Any]) -> None:
 
 def _write_holder(descriptor: int) -> None:
     text = json.dumps({"process": os.getpid(), "host": socket.gethostname()})
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, text.encode())
+    with suppress(OSError):  # on a full disk the lock holds without a name in it
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, text.encode())
 
 
 def _read_holder(descriptor: int) -> dict[str, Any]:
-    try:
-        holder = json.loads(os.read(descriptor, 4096))
-    except (OSError, ValueError):  # it has not written its name yet
-        return {}
-    return holder if isinstance(holder, dict) else {}
+    """Name of the holder; waits a moment for one that has not written it yet."""
+    end = time.monotonic() + _NAMING
+    while True:
+        try:
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            holder = json.loads(os.read(descriptor, 4096))
+        except (OSError, ValueError):
+            holder = None
+        if isinstance(holder, dict):
+            return holder
+        if time.monotonic() >= end:
+            return {}
+        time.sleep(_PAUSE)
 
 
 if sys.platform == "win32":

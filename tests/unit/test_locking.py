@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -10,11 +11,13 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from hetsngp.locking import LOCK, FolderInUse, one_writer
+from hetsngp import locking
+from hetsngp.locking import LOCK, FolderInUse, check_lock, one_writer
 
 HOLD = """
 import sys, time
@@ -165,3 +168,92 @@ for _ in range(50):
     processes = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(4)]
     assert [process.wait(120) for process in processes] == [0] * 4
     assert (tmp_path / "count").read_text() == "200"
+
+
+def test_a_folder_that_was_made_for_the_lock_alone_is_removed(tmp_path: Path) -> None:
+    with one_writer(tmp_path / "run") as locked:
+        assert locked
+    assert not (tmp_path / "run").exists()
+    with one_writer(tmp_path / "run"):
+        (tmp_path / "run" / "model").write_text("")
+    assert [file.name for file in (tmp_path / "run").iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("name", ["file", "file/inside"])
+def test_a_file_is_no_folder(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(NotADirectoryError, match="give a folder"), one_writer(tmp_path / name):
+        pass
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_link_in_place_of_the_lock_file_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "other").write_text("kept")
+    (tmp_path / "run" / LOCK).symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="symbolic link"), one_writer(tmp_path / "run"):
+        pass
+    assert (tmp_path / "other").read_text() == "kept"
+
+
+def test_a_name_that_cannot_be_written_keeps_nobody_locked_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk: the lock is taken without a name in it, and given back."""
+
+    def full(*args: object) -> int:
+        raise OSError(28, os.strerror(28))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with one_writer(tmp_path) as locked:
+            assert locked
+            refused = subprocess.run([sys.executable, "-c", HOLD, str(tmp_path)], capture_output=True)
+            assert b"process unknown on another host" in refused.stderr
+    start_holder(tmp_path).communicate("")
+
+
+def test_without_locks_of_the_file_system_there_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(descriptor: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(locking, "_lock", no_locks)
+    with ExitStack() as stack:
+        with pytest.warns(UserWarning, match="has no locks"):
+            locked = stack.enter_context(one_writer(tmp_path))
+        assert not locked
+        check_lock(tmp_path)
+
+
+@pytest.mark.parametrize("removed", ["lock", "folder"])
+def test_a_lock_that_was_removed_is_taken_again_or_refused(removed: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def remove() -> None:
+        (folder / LOCK).unlink()
+        if removed == "folder":
+            folder.rmdir()
+
+    with one_writer(folder):
+        check_lock(folder)
+        remove()
+        check_lock(folder)
+        assert json.loads((folder / LOCK).read_text())["process"] == os.getpid()
+        remove()
+        holder = start_holder(folder)
+        with pytest.raises(FolderInUse, match=f"process {holder.pid}"):
+            check_lock(folder)
+    assert (folder / LOCK).exists()  # it is the other's now
+    holder.communicate("")
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folder_is_an_error_of_the_system(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(PermissionError), one_writer(tmp_path):
+            pass
+    finally:
+        tmp_path.chmod(0o700)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-EXPECTED = (ValueError, TypeError, OSError, ImportError, RuntimeError, ArithmeticError)
-"""Raised by the library for wrong input, with a message that names the fix."""
+from hetsngp.limits import is_out_of_memory
+
+EXPECTED = (ValueError, TypeError, OSError, ImportError, RuntimeError, ArithmeticError, MemoryError)
+"""Raised by the library for wrong input, with a message that names the fix, or by the system."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 RESUMABLE = ("demo", "train", "evaluate", "reproduce")
 """Commands that skip finished work when they are run again."""
 
@@ -16,6 +23,24 @@ RESUMABLE = ("demo", "train", "evaluate", "reproduce")
 def one_line(text: object) -> str:
     """Text without line breaks; the name of its type where it is empty."""
     return " ".join(str(text).split()) or type(text).__name__
+
+
+def describe_error(error: BaseException, command: str | None) -> str:
+    """What is wrong and what to do, for errors of the system too, which do not say it.
+
+    >>> describe_error(OSError(28, "No space left on device", "runs/a/model"), "train")
+    'runs/a/model: No space left on device: free some space; run the same command again to resume'
+    """
+    again = "; run the same command again to resume" if command in RESUMABLE else ""
+    if is_out_of_memory(error):
+        smaller = {"train": "--set batch_size=…", "evaluate": "--batch-size", "demo": "--jobs 1"}
+        how = f" (smaller batches take less: {smaller[command]})" if command in smaller else ""
+        return f"out of memory: {one_line(error)[:300]}{how}{again}"
+    if isinstance(error, OSError) and error.errno is not None and error.strerror:
+        where = "" if error.filename is None else f"{error.filename}: "
+        full = ": free some space" if error.errno in FULL else ""
+        return f"{where}{error.strerror}{full}{again}"
+    return one_line(error)
 
 
 def print_error(text: object) -> None:
@@ -45,7 +70,8 @@ def make_group_class() -> Any:
         def main(self, *args: Any, **options: Any) -> Any:
             options["standalone_mode"] = False
             typed = options.get("args") or (args[0] if args else None) or sys.argv[1:]
-            with warnings.catch_warnings():
+            self._command = None
+            with warnings.catch_warnings(), _thread_errors_in_one_line():
                 warnings.showwarning = _print_warning
                 try:
                     code = self._run(args, options, debug="--debug" in typed)
@@ -63,6 +89,8 @@ def make_group_class() -> Any:
                 raise typer.Exit(130) from None
             except EOFError as error:
                 raise ValueError(f"unexpected end of a file: {error}") from error
+            finally:
+                self._command = ctx.invoked_subcommand
 
         def _run(self, args: Any, options: dict[str, Any], *, debug: bool) -> int:
             try:
@@ -82,10 +110,21 @@ def make_group_class() -> Any:
             except EXPECTED as error:
                 if debug or isinstance(error, BrokenPipeError):
                     raise
-                print_error(error)
+                print_error(describe_error(error, self._command))
                 return 2
 
     return OneLineErrors
+
+
+@contextmanager
+def _thread_errors_in_one_line() -> Iterator[None]:
+    """Print the error of a thread, as that of TensorBoard's log on a full disk, without its traceback."""
+    before = threading.excepthook
+    threading.excepthook = lambda arguments: _print_warning(one_line(arguments.exc_value))
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 def _print_warning(message: Warning | str, *rest: Any, **more: Any) -> None:

@@ -14,16 +14,29 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hetsngp.files import write_atomically, write_json
+from hetsngp.files import remove_leftovers, write_atomically, write_json
+from hetsngp.locking import one_writer
 
+WAIT = 30.0
+"""Seconds to wait for another process that writes a few files into a folder."""
 FINGERPRINT = "fingerprint"
 """Key of the fingerprint in a file; a result has no key of this name."""
+
+
+@contextmanager
+def clean_writer(folder: Path, *, wait: float = 0.0) -> Iterator[None]:
+    """:func:`one_writer`, which first removes the temporary files that killed writers left in ``folder``."""
+    with one_writer(folder, wait=wait) as locked:
+        if locked:
+            remove_leftovers(folder)
+        yield
 
 
 @dataclass(frozen=True)
@@ -31,7 +44,8 @@ class ResultCache:
     """Results in ``folder``, one file for each name: JSON for values, npz for arrays.
 
     A damaged file counts as missing. A fingerprint of None belongs to a result that cannot be compared with
-    another: it is neither written nor read.
+    another: it is neither written nor read. Several processes may share the folder: a write takes its lock
+    for a moment, and removes what killed writers left.
     """
 
     folder: Path
@@ -49,7 +63,8 @@ class ResultCache:
     def write(self, name: str, fingerprint: str | None, content: Mapping[str, Any]) -> None:
         """Store a value that strict JSON can hold."""
         if fingerprint is not None:
-            write_json(self.file(name, ".json"), {FINGERPRINT: fingerprint, **content}, indent=None)
+            with clean_writer(self.folder, wait=WAIT):
+                write_json(self.file(name, ".json"), {FINGERPRINT: fingerprint, **content}, indent=None)
 
     def read_arrays(self, name: str, fingerprint: str | None) -> dict[str, np.ndarray] | None:
         """Arrays that :meth:`write_arrays` stored with this fingerprint, or None."""
@@ -67,7 +82,14 @@ class ResultCache:
         """Store arrays of numbers or text."""
         if fingerprint is not None:
             content: dict[str, Any] = {FINGERPRINT: np.array(fingerprint), **arrays}
-            write_atomically(self.file(name, ".npz"), lambda file: np.savez_compressed(file, **content))
+            with clean_writer(self.folder, wait=WAIT):
+                write_atomically(self.file(name, ".npz"), lambda file: np.savez_compressed(file, **content))
+
+    def clean(self) -> None:
+        """Remove what killed writers left, where there is something."""
+        if any(self.folder.glob(".*")):
+            with clean_writer(self.folder, wait=WAIT):
+                pass
 
     def file(self, name: str, suffix: str) -> Path:
         """File of a result: readable, and different for different names."""

@@ -6,6 +6,7 @@ import operator
 import os
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from hetsngp import metrics
 from hetsngp._moved import renamed_arguments
-from hetsngp.evaluation.cache import ResultCache
+from hetsngp.evaluation.cache import ResultCache, clean_writer
 from hetsngp.evaluation.figures import new_figure
 from hetsngp.evaluation.fingerprints import model_fingerprint
 from hetsngp.evaluation.predictors import Predictor
@@ -66,9 +67,9 @@ def evaluate(
             turn comes and released before the next: a mapping that makes them on demand never holds two. If
             it has a method ``fingerprint(key) -> str | None``, equal for equal data only, a set whose result
             is cached is not even made. Without it, or where it returns None, the set is made and compared.
-        out: Folder for the report and its figures. Results of each set are cached in ``out/parts`` and used
-            again as long as model, settings, data and code are the same, where they can be compared
-            (:mod:`hetsngp.evaluation.fingerprints`).
+        out: Folder for the report and its figures, with one writer at a time. Results of each set are cached
+            in ``out/parts`` and used again as long as model, settings, data and code are the same, where they
+            can be compared (:mod:`hetsngp.evaluation.fingerprints`).
         title: Title of the report; None: the model's class.
         about: Descriptions for the report, by name: {"data": "cifar100"}.
         num_samples: Argument of ``predict``.
@@ -93,41 +94,47 @@ def evaluate(
     predictor = Predictor(model, num_samples)
     _check_arguments(id, ood, corrupted, num_samples, num_bins)
     torchmetrics()  # or an error, before the long part
-    if out is not None:
-        _prepare(Path(out))
-    seed = None if generator is None else draw_seed(generator)
-    cache = None if out is None else ResultCache(Path(out) / "parts")
-    fingerprint = None if cache is None else model_fingerprint(model)
-    ood, corrupted = ood or {}, corrupted or {}
-    start = time.perf_counter()
-    progress = EvaluationProgress(1 + len(ood) + len(corrupted), at_a_terminal() if show is None else show)
-    with progress:
-        sets = SetEvaluator(predictor, cache, fingerprint, seed, num_bins, fresh, progress)
-        uncertainty = corrupted_uncertainty or not predictor.has_probs
-        of_id = sets.predictions(id, "id", labelled=True)
-        of_ood = {name: sets.predictions(ood[name], f"ood[{name!r}]", labelled=False) for name in ood}
-        of_corrupted = [sets.corrupted(corrupted, key, uncertainty) for key in corrupted]
-    assert of_id.correct is not None
-    names = offered([of_id, *of_ood.values()])
-    order = dict.fromkeys([*names, "one_minus_confidence"])
-    report = Report(
-        title=title or type(model).__name__,
-        about=dict(about or {}),
-        num_classes=of_id.num_classes,
-        multi_label=of_id.brier is None,
-        scores=names,
-        id=quality(of_id, num_bins),
-        mean_scores=mean_scores(of_id),
-        reliability=metrics.reliability_bins(of_id.confidence, of_id.correct, num_bins),
-        selection={name: selection(of_id.scores[name], of_id.correct) for name in order},
-        ood={name: _ood_set(of_id, predictions, names) for name, predictions in of_ood.items()},
-        corrupted=corrupted_means(of_corrupted) if of_corrupted else None,
-        seconds=time.perf_counter() - start,
-        predictions={"id": of_id, **{f"ood {name}": found for name, found in of_ood.items()}},
-    )
-    if out is not None:
-        report.save(out)
-    return report
+    with ExitStack() as stack:
+        if out is not None:
+            _prepare(Path(out))
+            stack.enter_context(clean_writer(Path(out)))
+        seed = None if generator is None else draw_seed(generator)
+        cache = None if out is None else ResultCache(Path(out) / "parts")
+        if cache is not None:
+            cache.clean()
+        fingerprint = None if cache is None else model_fingerprint(model)
+        ood, corrupted = ood or {}, corrupted or {}
+        start = time.perf_counter()
+        progress = EvaluationProgress(
+            1 + len(ood) + len(corrupted), at_a_terminal() if show is None else show
+        )
+        with progress:
+            sets = SetEvaluator(predictor, cache, fingerprint, seed, num_bins, fresh, progress)
+            uncertainty = corrupted_uncertainty or not predictor.has_probs
+            of_id = sets.predictions(id, "id", labelled=True)
+            of_ood = {name: sets.predictions(ood[name], f"ood[{name!r}]", labelled=False) for name in ood}
+            of_corrupted = [sets.corrupted(corrupted, key, uncertainty) for key in corrupted]
+        assert of_id.correct is not None
+        names = offered([of_id, *of_ood.values()])
+        order = dict.fromkeys([*names, "one_minus_confidence"])
+        report = Report(
+            title=title or type(model).__name__,
+            about=dict(about or {}),
+            num_classes=of_id.num_classes,
+            multi_label=of_id.brier is None,
+            scores=names,
+            id=quality(of_id, num_bins),
+            mean_scores=mean_scores(of_id),
+            reliability=metrics.reliability_bins(of_id.confidence, of_id.correct, num_bins),
+            selection={name: selection(of_id.scores[name], of_id.correct) for name in order},
+            ood={name: _ood_set(of_id, predictions, names) for name, predictions in of_ood.items()},
+            corrupted=corrupted_means(of_corrupted) if of_corrupted else None,
+            seconds=time.perf_counter() - start,
+            predictions={"id": of_id, **{f"ood {name}": found for name, found in of_ood.items()}},
+        )
+        if out is not None:
+            report.save(out)
+        return report
 
 
 def _ood_set(of_id: SetPredictions, of_ood: SetPredictions, names: Iterable[str]) -> OODSet:

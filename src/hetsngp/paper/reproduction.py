@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from hetsngp.data.datasets.dataset import ENVIRONMENT
+from hetsngp.evaluation.cache import WAIT, clean_writer
 from hetsngp.fitting.progress import ExampleProgress
 from hetsngp.paper.definitions import TABLES, PaperPart, PaperRow
 from hetsngp.paper.measurements import ModelMeasurements, TrainedModel
@@ -22,6 +23,7 @@ from hetsngp.paper.results import Result, TableRequest, value_of
 from hetsngp.paper.runs import FINISHED, TO_DO, TableRun, all_runs, check_changes, merge, runs_of, train
 from hetsngp.paper.sets import AvailableSets, EvaluationSet, all_evaluation_sets, find_sets
 from hetsngp.paper.synthetic.table import FIRST_SEED, reproduce_synthetic, synthetic_states
+from hetsngp.training.main_process import on_main
 from hetsngp.validation import check_choice, check_positive
 
 
@@ -157,7 +159,7 @@ def _reproduce(request: TableRequest, out: Path, far: str, show: bool, say: Call
     if len(missing) < len(runs):
         speak(f"{len(runs) - len(missing)} of {len(runs)} runs are finished already")
     result = Result(request, notes=(*request.table.notes, *sets.notes(request.table)))
-    work = _Work(result, out, engine, sets, show, speak, len(runs))
+    work = _Work(result, out, engine, sets, show, speak, len(runs), missing)
     for seed in request.seeds:
         for part in request.table.parts:
             for row in part.rows:
@@ -181,6 +183,8 @@ class _Work:
     say: Callable[[str], None]
     runs: int
     """Number of runs that the table needs."""
+    missing: Sequence[TableRun]
+    """Those that are not finished."""
 
     def fill(self, part: PaperPart, row: PaperRow, seed: int) -> None:
         """Train and measure a row of one seed as far as it is missing, and save the unfinished table."""
@@ -200,7 +204,8 @@ class _Work:
         """Draw the figure, save and print the table."""
         if self.engine.is_main:
             files = [*self.result.save(self.out), self.out / f"{self.result.request.name}.png"]
-            draw(self.result, files[-1])
+            with clean_writer(self.out, wait=WAIT):
+                draw(self.result, files[-1])
             self.say(str(self.result))
             self.say(f"wrote {', '.join(map(str, files))}")
         return self.result
@@ -208,7 +213,7 @@ class _Work:
     def _train(self, run: TableRun) -> None:
         if run.name in self.result.runs:
             return
-        if run.state(self.out) != FINISHED:
+        if run in self.missing:
             self.say(f"{run.name}: training, run {len(self.result.runs) + 1} of {self.runs}")
             if self.engine.hardware.compile:
                 torch.compiler.reset()  # code compiled for other networks counts towards a limit
@@ -235,6 +240,7 @@ class _Work:
         """Measure what is missing; processes share the sets."""
         fabric = self.engine.fabric
         measurements = ModelMeasurements(model, sets)
+        on_main(fabric, measurements.cache.clean)
         missing = measurements.missing()
         fabric.barrier()  # all processes have read the same files before the first new one
         begun = time.perf_counter()

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from hetsngp import metrics
+from hetsngp.evaluation.cache import WAIT, clean_writer
 from hetsngp.files import write_atomically, write_json
 from hetsngp.paper.definitions import (
     NO_MATTER,
@@ -176,9 +177,10 @@ class Result:
         from hetsngp.paper.text import markdown
 
         files = [out / f"{self.request.name}.json", out / f"{self.request.name}.md"]
-        write_json(files[0], self.to_dict())
         text = markdown(self)
-        write_atomically(files[1], lambda file: file.write(text.encode()))
+        with clean_writer(out, wait=WAIT):
+            write_json(files[0], self.to_dict())
+            write_atomically(files[1], lambda file: file.write(text.encode()))
         return files
 
     def __str__(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from hetsngp.training.gradients import FabricGradients
 from hetsngp.training.hardware import Hardware
 from hetsngp.training.loaders import ResumableLoader, num_examples, shard_loader
 from hetsngp.training.logs import MetricsRow
+from hetsngp.training.main_process import on_main, run_writer
 from hetsngp.training.run import PosteriorRefit, RunData, TrainingRun, samples_beta
 from hetsngp.validation import check_batch, check_held_out, is_device_loader
 
@@ -109,7 +111,8 @@ class Engine:
 
         With ``held_out`` the model ends with the weights of the epoch whose NLL was lowest there, unless
         ``config.best`` is False. ``checkpoints`` is, or names, a folder: a run that was interrupted there is
-        resumed. ``show``: whether to show progress; None: at a terminal.
+        resumed, and another that writes there at the same time is refused. ``show``: whether to show
+        progress; None: at a terminal.
 
         A model built with ``sample_beta=True`` is trained under its posterior from the second epoch on: after
         each epoch but the last one pass over ``clean`` fits it, as :meth:`fit_posterior` does and without
@@ -132,6 +135,21 @@ class Engine:
         check_held_out(loader, held_out)
         if checkpoints is not None and not isinstance(checkpoints, CheckpointConfig):
             checkpoints = CheckpointConfig(Path(checkpoints))
+        with ExitStack() as stack:
+            if checkpoints is not None:
+                stack.enter_context(run_writer(self.fabric, checkpoints.folder))
+            return self._train(model, loader, config, held_out, checkpoints, show, clean)
+
+    def _train(
+        self,
+        model: Classifier,
+        loader: Iterable[Any],
+        config: TrainConfig,
+        held_out: Iterable[Any] | None,
+        checkpoints: CheckpointConfig | None,
+        show: bool | None,
+        clean: Iterable[Any] | None,
+    ) -> Trained:
         try:
             with seeded_rng(config.seed + self.fabric.global_rank, self.device):
                 set_missing_counts(model, loader)  # may pass over the loader, which draws random numbers
@@ -234,6 +252,4 @@ class Engine:
 
     def save(self, model: Classifier, path: str | os.PathLike[str]) -> None:
         """:func:`hetsngp.save`, by the main process; all wait for it."""
-        if self.is_main:
-            save(model, path)
-        self.fabric.barrier()
+        on_main(self.fabric, lambda: save(model, path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,23 @@ from hetsngp.conversion.conversion import convert
 from hetsngp.data.preprocessing import Images, Preprocessing
 from hetsngp.evaluation.figures import draw_curves
 from hetsngp.evaluation.loader_quality import measure_quality
-from hetsngp.files import write_text
+from hetsngp.files import CHECKSUM, has_checksum, sha256_of, sync_folder, with_checksum, write_text
+from hetsngp.io.artifact import save
+from hetsngp.io.storage import CONFIG, ArtifactError
+from hetsngp.locking import check_lock
 from hetsngp.models.classifier import Classifier, to_device
 from hetsngp.models.methods import build
 from hetsngp.nn.backbones import WideResNet
-from hetsngp.serving.bundle import write_serving
+from hetsngp.serving.bundle import open_run, write_serving
 from hetsngp.serving.decisions import Thresholds, set_thresholds
+from hetsngp.training.checkpointing.checkpoint import CHECKPOINT, PREVIOUS, read_rows
+from hetsngp.training.checkpointing.checkpoint_files import has_state
 from hetsngp.training.config import CheckpointConfig
 from hetsngp.training.engine import Engine
 from hetsngp.training.image_data import make_loaders, open_task, spread
 from hetsngp.training.loaders import shard_loader
+from hetsngp.training.logs import METRICS, write_csv
+from hetsngp.training.main_process import on_main, remove_leftovers_of_finished, run_writer
 from hetsngp.training.recipes.keys import current_description
 from hetsngp.training.recipes.recipe import Recipe
 from hetsngp.training.recipes.task import ImageTask
@@ -35,7 +43,8 @@ from hetsngp.types import Prediction
 __all__ = ["ImageTask", "Recipe", "finished", "make_model", "measure", "train_images"]
 
 WIDE_RESNET = re.compile(r"wrn-(\d+)-([1-9]\d*)")
-SUMMARY, MODEL = "summary.json", "model"
+SUMMARY, MODEL, CURVES = "summary.json", "model", "curves.png"
+LOGS = (METRICS, CURVES)
 SUMMARY_KEYS = {"recipe", "epochs", "seconds", "posterior", "held_out", "test", "no_test", "thresholds"}
 """Keys of a complete summary."""
 # Limits of the held-out predictions that set thresholds: probabilities, examples, and examples of a batch.
@@ -48,13 +57,32 @@ def train_images(
 ) -> dict[str, Any]:
     """Train, and write ``model/``, ``curves.png`` and, last, ``summary.json``; returns the summary.
 
-    The same call resumes an interrupted run, and returns the summary of a finished one. Held-out images are
-    for early stopping and calibration; test images, if there are any, are only measured.
+    The same call resumes an interrupted run, and returns the summary of a finished one, whose files it
+    checks: what is damaged or missing is written again from the checkpoint. Held-out images are for early
+    stopping and calibration; test images, if there are any, are only measured.
     """
-    described, config, task = recipe.describe(), recipe.config, recipe.task
-    before = finished(checkpoints.folder)
+    folder, fabric, described = checkpoints.folder, engine.fabric, recipe.describe()
+    before, problem = on_main(fabric, lambda: _inspect(folder))
     if before is not None and before["recipe"] == described:
+        if on_main(fabric, lambda: _changed_files(folder, before)):
+            with run_writer(fabric, folder):
+                on_main(fabric, lambda: _write_logs_again(folder, before))
+        on_main(fabric, lambda: remove_leftovers_of_finished(folder))
         return before
+    with run_writer(fabric, folder):
+        if problem is not None and engine.is_main:
+            warnings.warn(f"{problem}; {folder} is written again from its checkpoint", stacklevel=2)
+        return _train_images(recipe, described, engine, checkpoints, show)
+
+
+def _train_images(
+    recipe: Recipe,
+    described: dict[str, Any],
+    engine: Engine,
+    checkpoints: CheckpointConfig,
+    show: bool | None,
+) -> dict[str, Any]:
+    config, task = recipe.config, recipe.task
     checkpoints = replace(checkpoints, about={**checkpoints.about, **_about(described)})
     data = open_task(task, config.seed)
     # The same weights in every process; also where a network takes no generator.
@@ -86,32 +114,118 @@ def train_images(
         "test": None if loaders.test is None else measure(trained.model, loaders.test, engine),
         "no_test": data.missing,
     }
-    if engine.is_main:
-        (checkpoints.folder / SUMMARY).unlink(missing_ok=True)  # an older one describes another model
-    engine.save(trained.model, checkpoints.folder / MODEL)
-    if engine.is_main:
+
+    def write() -> dict[str, Any]:
+        folder = checkpoints.folder
+        check_lock(folder)
+        (folder / SUMMARY).unlink(missing_ok=True)  # an older one describes another model
+        sync_folder(folder)
+        save(trained.model, folder / MODEL)
         thresholds = _thresholds(trained.model, data.held_out, loaders.inputs, recipe, engine)
-        summary["thresholds"] = thresholds.to_dict()
-        write_serving(
-            checkpoints.folder / MODEL, loaders.inputs, thresholds, {"data": task.data, "recipe": recipe.name}
-        )
-        draw_curves(trained.rows, trained.best, checkpoints.folder / "curves.png")
-        text = json.dumps(summary, indent=2) + "\n"
-        write_text(checkpoints.folder / SUMMARY, text)
-    engine.fabric.barrier()
-    return summary
+        about = {"data": task.data, "recipe": recipe.name}
+        write_serving(folder / MODEL, loaders.inputs, thresholds, about)
+        draw_curves(trained.rows, trained.best, folder / CURVES)
+        found = {**summary, "thresholds": thresholds.to_dict(), "weights": _weights_digest(folder)}
+        return _write_summary(folder, found)
+
+    return on_main(engine.fabric, write)
+
+
+# --- finished runs --------------------------------------------------------------------------------------
 
 
 def finished(folder: Path) -> dict[str, Any] | None:
-    """Summary of a finished run; None: it is not finished, or damaged."""
+    """Summary of a finished run; None: it is not finished, or its summary or model is damaged or missing.
+
+    The model is loaded for this check.
+    """
     try:
-        summary = json.loads((Path(folder) / SUMMARY).read_text(encoding="utf-8"))
+        return check_finished(Path(folder))
     except (OSError, ValueError):
         return None
-    complete = isinstance(summary, dict) and summary.keys() >= SUMMARY_KEYS
-    if not complete or not (Path(folder) / MODEL / "config.json").is_file():
+
+
+def check_finished(folder: Path) -> dict[str, Any] | None:
+    """Summary of a finished run; None without one. Raises where a file of the model is missing or damaged."""
+    file = folder / SUMMARY
+    if not file.exists():
         return None
-    return {**summary, "recipe": current_description(summary["recipe"])}
+    try:
+        summary = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"{file} is not a JSON file: {error}") from error
+    if not isinstance(summary, dict) or not summary.keys() >= SUMMARY_KEYS:
+        raise ArtifactError(f"{file} is damaged: it is not the summary of a run")
+    # Release 0.1, which called the configuration "plan", wrote no checksum.
+    by_0_1 = isinstance(summary["recipe"], dict) and "plan" in summary["recipe"]
+    if not has_checksum(summary) and not (by_0_1 and CHECKSUM not in summary):
+        raise ArtifactError(f"{file} is damaged: its checksum is not that of its content")
+    open_run(folder / MODEL)
+    if summary.get("weights", _weights_digest(folder)) != _weights_digest(folder):
+        raise ValueError(
+            f"{folder / MODEL} holds another model than the one that {file} describes: move it to another "
+            f"folder, or remove {file}, so that the model is written again from the checkpoint"
+        )
+    kept = {name: value for name, value in summary.items() if name != CHECKSUM}
+    return {**kept, "recipe": current_description(summary["recipe"])}
+
+
+def _inspect(folder: Path) -> tuple[dict[str, Any] | None, str | None]:
+    """Summary of a finished run, and what is wrong with it; an error where there is no checkpoint to mend it
+    from.
+    """
+    summary, problem = None, None
+    try:
+        summary = check_finished(folder)
+    except (ArtifactError, FileNotFoundError) as error:
+        problem = str(error)
+        if not any(has_state(folder / name) for name in (CHECKPOINT, PREVIOUS)):
+            raise ArtifactError(
+                f"{problem}; without {CHECKPOINT}/ it cannot be written again: copy the folder from where it "
+                "is complete, or train again in another folder, --out"
+            ) from error
+    return summary, problem
+
+
+def _write_summary(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:
+    """Write the summary, which names the model's weights and the logs by their SHA-256, with a checksum."""
+    logs = {name: sha256_of(folder / name) for name in LOGS if (folder / name).is_file()}
+    content = {**json.loads(json.dumps(summary)), "files": logs}
+    write_text(folder / SUMMARY, json.dumps(with_checksum(content), indent=2) + "\n")
+    return content
+
+
+def _changed_files(folder: Path, summary: dict[str, Any]) -> list[str]:
+    """Logs of a finished run that are missing, or not as they were written."""
+
+    def is_same(name: str, digest: Any) -> bool:
+        return (folder / name).is_file() and sha256_of(folder / name) == digest
+
+    written = summary.get("files", {})  # release 0.1 has none
+    return [name for name, digest in written.items() if name in LOGS and not is_same(name, digest)]
+
+
+def _write_logs_again(folder: Path, summary: dict[str, Any]) -> None:
+    """Write metrics.csv and the curves again, from the checkpoint."""
+    names = ", ".join(_changed_files(folder, summary))
+    try:
+        rows = read_rows(folder)
+    except (ArtifactError, FileNotFoundError) as error:
+        warnings.warn(
+            f"{names} in {folder} is damaged or missing, and so is the checkpoint: {error}", stacklevel=2
+        )
+        return
+    warnings.warn(
+        f"{names} in {folder} is damaged or missing: written again from the checkpoint", stacklevel=2
+    )
+    write_csv(folder / METRICS, rows)
+    draw_curves(rows, summary["epoch"], folder / CURVES)
+    _write_summary(folder, summary)
+
+
+def _weights_digest(folder: Path) -> str:
+    """SHA-256 of the weights of the model, from its ``config.json``."""
+    return str(json.loads((folder / MODEL / CONFIG).read_text(encoding="utf-8"))["sha256"])
 
 
 def _about(described: dict[str, Any]) -> dict[str, Any]:

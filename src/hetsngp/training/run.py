@@ -12,16 +12,24 @@ import torch
 
 from hetsngp.fitting.early_stopping import BestWeights, run_with_early_stopping
 from hetsngp.fitting.loop import CHECK_EVERY, EpochResult, TrainState, checked_loss, nll_sums, run_epoch
+from hetsngp.locking import check_lock
 from hetsngp.models.classifier import Classifier
 from hetsngp.models.loader_counts import num_batches
-from hetsngp.training.checkpointing.checkpoint import CHECKPOINT, Checkpointer, best_folder, check_finite
-from hetsngp.training.checkpointing.checkpoint_files import has_state, remove_states, write_state
+from hetsngp.training.checkpointing.checkpoint import (
+    CHECKPOINT,
+    PREVIOUS,
+    Checkpointer,
+    best_folder,
+    check_finite,
+)
+from hetsngp.training.checkpointing.checkpoint_files import copy_state, has_state, remove_states, write_state
 from hetsngp.training.checkpointing.randomness import set_rng_state
 from hetsngp.training.checkpointing.state_dicts import full_tensors, load_model
 from hetsngp.training.config import CheckpointConfig, TrainConfig
 from hetsngp.training.gradients import FabricGradients
 from hetsngp.training.loaders import ResumableLoader
 from hetsngp.training.logs import Logs, MetricsRow
+from hetsngp.training.main_process import on_main
 
 
 def samples_beta(model: Classifier) -> bool:
@@ -122,7 +130,9 @@ class TrainingRun:
         self.checkpointer = Checkpointer(self)
         if checkpoints is not None:
             self.checkpointer.resume(checkpoints)
-        self._saved, self._best_on_disk = time.monotonic(), self.best.epoch
+        self._saved, self._best_on_disk = time.monotonic(), self.checkpointer.best
+        # Whether the checkpoint on disk can become the one before the next: not where it is damaged.
+        self._has_checkpoint = self.checkpointer.generation == 0
         self.logs = Logs(
             checkpoints,
             config.schedule.last,
@@ -135,6 +145,7 @@ class TrainingRun:
         """Train the remaining epochs."""
         if self.finished:
             self.model.eval()
+            on_main(self.fabric, lambda: self.logs.complete(self.rows))
             return
         schedule, patience = self.config.schedule, self.config.patience
         try:
@@ -148,6 +159,7 @@ class TrainingRun:
             self._reset_posterior()
             self.finished = True
             self._save()
+            on_main(self.fabric, lambda: self.logs.complete(self.rows))
         except FloatingPointError as error:
             raise FloatingPointError(f"{error}{self._resume_hint()}") from None
         finally:
@@ -263,13 +275,20 @@ class TrainingRun:
         checked_loss(self.gradients, self.state, self.lr)
         check_finite(self.model, self.state, self.lr)
         state, best = self.checkpointer.state(), None if self.finished else full_tensors(self.best.states)
-        if self.fabric.is_global_zero:
-            folder = self.checkpoints.folder
-            of_best = folder / best_folder(self.best.epoch)
-            if best is not None and self.best.epoch != self._best_on_disk:
-                write_state(of_best, {"model": best[0]})
-            write_state(folder / CHECKPOINT, state)
-            remove_states([old for old in folder.glob("best-*") if self.finished or old != of_best])
-        self._best_on_disk = self.best.epoch
-        self.fabric.barrier()
+        epoch = 0 if best is None else self.best.epoch
+        on_main(self.fabric, lambda: self._write(state, epoch, best))
+        self._best_on_disk, self._has_checkpoint = epoch, True
         self._saved = time.monotonic()
+
+    def _write(self, state: dict[str, Any], epoch: int, best: Any) -> None:
+        """Write the checkpoint and keep the one before it, each with the weights of its best epoch."""
+        assert self.checkpoints is not None
+        folder = self.checkpoints.folder
+        check_lock(folder)
+        if epoch not in (0, self._best_on_disk):
+            write_state(folder / best_folder(epoch), {"model": best[0]})
+        if self._has_checkpoint:
+            copy_state(folder / CHECKPOINT, folder / PREVIOUS)
+        write_state(folder / CHECKPOINT, state)
+        needed = {best_folder(each) for each in (epoch, self._best_on_disk)}
+        remove_states([old for old in folder.glob("best-*") if old.name not in needed])

@@ -27,6 +27,7 @@ from hetsngp import cli
 from hetsngp.cli import demo_command, reproduce_command, train_command
 from hetsngp.data.datasets.registry import DATASETS
 from hetsngp.data.datasets.synthetic import TASKS, LabelledPoints, SyntheticTask, make_task
+from hetsngp.files import with_checksum
 from hetsngp.models.methods import METHODS
 from hetsngp.paper import TABLES
 from hetsngp.paper.synthetic import experiment as synthetic
@@ -449,10 +450,10 @@ def test_what_is_said_of_a_trained_model_may_be_said_anew(
     assert third["thresholds"]["right"] == 0.6
     assert third["held_out"] == first["held_out"]
     assert (out / "checkpoint" / "config.json").read_text() == checkpoint
-    for damage in ("[]", "{}", json.dumps({"recipe": third["recipe"]}), "{"):
+    for damage in ("[]", "{}", json.dumps({"recipe": third["recipe"]}), "{", json.dumps(third)):
         (out / "summary.json").write_text(damage)
         assert finished(out) is None
-    (out / "summary.json").write_text(json.dumps(third))
+    (out / "summary.json").write_text(json.dumps(with_checksum(third)))
     assert finished(out) == third
     (out / "model" / "config.json").unlink()
     assert finished(out) is None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import pickle
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from torch import Tensor
 import hetsngp
 from hetsngp import ArtifactError
 from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig, Trained, run
-from hetsngp.training.checkpointing.checkpoint_files import has_state, read_state, write_state
+from hetsngp.training.checkpointing.checkpoint_files import copy_state, has_state, read_state, write_state
 
 pytest.importorskip("lightning")
 
@@ -280,10 +282,18 @@ def test_a_finished_run_has_the_weights_of_its_best_epoch(engine: Engine, tmp_pa
     options: dict[str, Any] = {"held_out": [toy.blobs(3, 12, flip=0.3, seed=1)]}
     trained = train(engine, CheckpointConfig(tmp_path, seconds=0), config, **options)
     assert 0 < trained.best < len(trained.history) < 12
-    assert not list(tmp_path.glob("best-*"))
+    # Those of the checkpoint before the last, which was not finished.
+    before = read_state(tmp_path / "checkpoint-previous")
+    assert not before["finished"]
+    assert [folder.name for folder in tmp_path.glob("best-*")] == [f"best-{before['best']:05d}"]
     loader = Loader()
     again = train(engine, tmp_path, config, loader, **options)
     assert (loader.seen, again.best) == (0, trained.best)
+    assert same_weights(again.model, trained.model)
+    damage(tmp_path / "checkpoint")
+    with pytest.warns(UserWarning, match=r"is damaged .*resuming from the checkpoint before it"):
+        again = train(engine, tmp_path, config, Loader(), **options)
+    assert (again.best, again.resumed) == (trained.best, before["place"]["updates"])
     assert same_weights(again.model, trained.model)
 
 
@@ -348,16 +358,127 @@ def test_other_data_are_refused(engine: Engine, tmp_path: Path) -> None:
         train(engine, checkpoints, loader=[(X, Y)])
 
 
-def test_a_damaged_checkpoint_is_not_begun_anew(engine: Engine, tmp_path: Path) -> None:
+def damage(folder: Path, how: str = "weights") -> None:
+    """Damage one of the files of a state."""
+    file = weights_of(folder) if how == "weights" else folder / "config.json"
+    if how == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-1])
+
+
+def test_damaged_checkpoints_are_not_begun_anew(engine: Engine, tmp_path: Path) -> None:
     """Hours of work are in the folder: better to stop."""
     checkpoints = begun(engine, tmp_path)
-    file = weights_of(tmp_path / "checkpoint")
-    file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(ArtifactError, match=file.name):
+    for name in ("checkpoint-previous", "checkpoint"):
+        damage(tmp_path / name)
+    with pytest.raises(ArtifactError, match=weights_of(tmp_path / "checkpoint").name):
+        train(engine, checkpoints)
+    shutil.rmtree(tmp_path / "checkpoint-previous")  # as a run of 0.1 has none
+    with pytest.raises(ArtifactError, match=weights_of(tmp_path / "checkpoint").name):
         train(engine, checkpoints)
     hetsngp.save(toy.trained("sngp"), tmp_path / "checkpoint")
     with pytest.raises(ArtifactError, match="holds a model and no training state"):
         train(engine, checkpoints)
+
+
+@pytest.mark.parametrize("how", ["weights", "config", "missing"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before_it(
+    how: str, engine: Engine, tmp_path: Path
+) -> None:
+    checkpoints, want = begun(engine, tmp_path), train(engine, None)
+    before = (tmp_path / "checkpoint-previous" / "config.json").read_bytes()
+    damage(tmp_path / "checkpoint", how)
+    with (
+        pytest.warns(
+            UserWarning, match="resuming from the checkpoint before it, checkpoint-previous, with 5"
+        ),
+        pytest.raises(Died),
+    ):
+        train(engine, checkpoints, loader=Loader(dies=3))  # after one update and its checkpoint
+    assert read_state(tmp_path / "checkpoint")["place"]["updates"] == 6
+    # The damaged one has not become the one before.
+    assert (tmp_path / "checkpoint-previous" / "config.json").read_bytes() == before
+    damage(tmp_path / "checkpoint", how)
+    with pytest.warns(UserWarning, match="resuming from the checkpoint before it"):
+        trained = train(engine, checkpoints)
+    assert trained.resumed == 5
+    assert trained.history == want.history
+    assert same_weights(trained.model, want.model)
+
+
+def test_damaged_weights_of_the_best_epoch_fall_back_too(engine: Engine, tmp_path: Path) -> None:
+    """Each generation has its own, where they differ."""
+    options: dict[str, Any] = {"held_out": [toy.blobs(3, 12, flip=0.3, seed=1)]}
+    config = TrainConfig(Schedule(12, 0.002), patience=8)
+    checkpoints, want = (
+        CheckpointConfig(tmp_path, seconds=0, tensorboard=False),
+        train(engine, None, config, **options),
+    )
+    with pytest.raises(Died):  # after the second epoch, which is the best so far
+        train(engine, checkpoints, config, Loader(dies=9), **options)
+    now, before = (read_state(tmp_path / name)["best"] for name in ("checkpoint", "checkpoint-previous"))
+    assert (before, now) == (1, 2)
+    assert {folder.name for folder in tmp_path.glob("best-*")} == {"best-00001", "best-00002"}
+    damage(tmp_path / f"best-{now:05d}")
+    with pytest.warns(UserWarning, match="resuming from the checkpoint before it"):
+        trained = train(engine, checkpoints, config, **options)
+    assert (trained.history, trained.best) == (want.history, want.best)
+    assert same_weights(trained.model, want.model)
+
+
+def test_two_generations_take_the_space_of_two(engine: Engine, tmp_path: Path) -> None:
+    """While the newer one is written the older is a second name of the present one."""
+    begun(engine, tmp_path)
+    copy_state(tmp_path / "checkpoint", tmp_path / "checkpoint-previous")
+    names = ("checkpoint", "checkpoint-previous")
+    inodes = {weights_of(tmp_path / name).stat().st_ino for name in names}
+    assert len(inodes) == 1
+    assert_equal(*(read_state(tmp_path / name) for name in names))
+    assert all(len(list((tmp_path / name).iterdir())) == 2 for name in names)
+
+
+@pytest.mark.parametrize("name", ["link", "fsync", "replace"])
+@pytest.mark.parametrize("call", [1, 2, 3, 4])
+def test_an_interrupted_rotation_leaves_a_state(
+    name: str, call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_state(tmp_path / "old", {"old": torch.arange(3)})
+    write_state(tmp_path / "new", {"new": torch.ones(5)})
+    copy_state(tmp_path / "old", tmp_path / "copy")
+    calls, real = 0, getattr(os, name)
+
+    def crash(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise OSError(28, "no space left on device")
+        real(*args)
+
+    monkeypatch.setattr(os, name, crash)
+    try:
+        copy_state(tmp_path / "new", tmp_path / "copy")
+        failed = False
+    except OSError:
+        failed = True
+    assert failed == (calls >= call)
+    found = read_state(tmp_path / "copy")
+    if failed and "old" in found:
+        assert_equal(found, {"old": torch.arange(3)})
+    else:
+        assert_equal(found, {"new": torch.ones(5)})
+    assert_equal(read_state(tmp_path / "new"), {"new": torch.ones(5)})
+
+
+def test_without_hard_links_the_state_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*args: Any) -> None:
+        raise OSError(errno.EPERM, "not on this file system")
+
+    monkeypatch.setattr(os, "link", none)
+    write_state(tmp_path / "a", STATE)
+    copy_state(tmp_path / "a", tmp_path / "b")
+    assert_equal(read_state(tmp_path / "b"), STATE)
+    assert weights_of(tmp_path / "a").stat().st_ino != weights_of(tmp_path / "b").stat().st_ino
 
 
 # --- NaN ------------------------------------------------------------------------------------------------

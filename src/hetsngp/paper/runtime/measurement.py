@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from hetsngp.evaluation.cache import ResultCache, code_fingerprint, fingerprint_of
+from hetsngp.evaluation.cache import WAIT, ResultCache, clean_writer, code_fingerprint, fingerprint_of
 from hetsngp.files import write_atomically, write_json
+from hetsngp.limits import is_out_of_memory
 from hetsngp.paper.runtime.definitions import BASELINE, NETWORKS, RuntimeNetwork, RuntimeRow
 from hetsngp.paper.runtime.text import draw_runtime, markdown, plain_text
 from hetsngp.paper.runtime.timing import Pace, TimedModel, ratio
@@ -61,6 +62,7 @@ def measure_runtime(
         name: [Job.of(name, row, network, changes, out) for row in network.rows]
         for name, network in networks.items()
     }
+    ResultCache(out / FOLDER).clean()
     tables: dict[str, Any] = {}
     for name, network in networks.items():
         _measure_missing(network, jobs[name], pace, tell)
@@ -183,18 +185,12 @@ def _measure_missing(
                 f"{numbers['ms_eval_ratio']:.2f} × deterministic"
             )
     except (RuntimeError, MemoryError) as error:
-        if not _out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise RuntimeError(
             f"{network.title}, {job.row.title}: out of memory with batches of {job.batch}: take smaller "
             f"ones, --set batch_size={max(1, job.batch // 2)}; finished rows are not measured again"
         ) from error
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    """Whether a GPU or the CPU's allocator, which has no error type of its own, is out of memory."""
-    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return known or "can't allocate memory" in str(error) or "not enough memory" in str(error)
 
 
 # --- results --------------------------------------------------------------------------------------------
@@ -249,9 +245,10 @@ def _table(network: RuntimeNetwork, jobs: Sequence[Job]) -> dict[str, Any]:
 
 def _written(tables: dict[str, Any], out: Path, say: Callable[[str], Any]) -> RuntimeResult:
     files = tuple(out / f"runtime.{kind}" for kind in ("json", "md", "png"))
-    write_json(files[0], tables)
-    write_atomically(files[1], lambda file: file.write(markdown(tables, files[2].name).encode()))
-    draw_runtime(tables, files[2])
+    with clean_writer(out, wait=WAIT):
+        write_json(files[0], tables)
+        write_atomically(files[1], lambda file: file.write(markdown(tables, files[2].name).encode()))
+        draw_runtime(tables, files[2])
     result = RuntimeResult(tables, files)
     say("\n" + result.text())
     say("\n".join(f"wrote {file}" for file in files))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hetsngp.data.datasets.synthetic import FIXED_NOISE, make_task
+from hetsngp.evaluation.cache import WAIT, clean_writer
 from hetsngp.files import write_json
 from hetsngp.models.methods import METHODS
 from hetsngp.paper.synthetic.experiment import SETTINGS, SyntheticRun, SyntheticSettings
@@ -68,6 +69,7 @@ def run_demo(config: DemoConfig, out: Path, jobs: int | None, console: Any) -> S
     if len(todo) < len(runs):
         done = f"{len(runs) - len(todo)} of {len(runs)} runs are in {out / 'runs'} already: skipped"
         console.print(done, highlight=False, soft_wrap=True)
+    store.clean()
     if todo:
         start = time.perf_counter()
         with _progress(todo, console) as on_step:
@@ -84,8 +86,9 @@ def run_demo(config: DemoConfig, out: Path, jobs: int | None, console: Any) -> S
         "summary": summary,
         "runs": [results[run] for run in order],
     }
-    write_json(out / "results.json", content)
-    figures = draw_figures(config, store, results)
+    with clean_writer(out, wait=WAIT):
+        write_json(out / "results.json", content)
+        figures = draw_figures(config, store, results)
     console.print(table(summary, config.title()))
     for text in sorted({text for run in order for text in results[run]["numbers"]["warnings"]}):
         console.print(f"warning: {text}", markup=False)

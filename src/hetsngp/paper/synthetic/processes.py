@@ -41,6 +41,7 @@ def run_all(
     on_step: Callable[[Step], None] = lambda step: None,
 ) -> None:
     """Carry out those of ``runs`` that are not in ``store``, on ``workers`` processes of one thread each."""
+    store.clean()
     todo = [run for run in runs if not store.has(run, maps=maps(run))]
     workers = min(workers or default_workers(), len(todo))
     if workers > 1:

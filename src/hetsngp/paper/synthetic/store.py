@@ -67,6 +67,11 @@ class Store:
             found[run] = content
         return found
 
+    def clean(self) -> None:
+        """Remove what killed writers left."""
+        self._numbers.clean()
+        self._maps.clean()
+
     @property
     def _numbers(self) -> ResultCache:
         return ResultCache(self.out / "runs")

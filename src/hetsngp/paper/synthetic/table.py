@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from hetsngp.evaluation.cache import WAIT, clean_writer
 from hetsngp.paper.plots import draw
 from hetsngp.paper.results import Result, TableRequest
 from hetsngp.paper.synthetic.demo import DemoConfig, draw_figures
@@ -66,8 +67,11 @@ def reproduce_synthetic(
             "seconds": numbers["seconds"],
             "numbers": numbers,
         }
-    files = [*draw_figures(config, store, results), *result.save(out), out / f"{request.name}.png"]
-    draw(result, files[-1])
+    with clean_writer(store.out, wait=WAIT):
+        figures = draw_figures(config, store, results)
+    with clean_writer(out, wait=WAIT):
+        files = [*figures, *result.save(out), out / f"{request.name}.png"]
+        draw(result, files[-1])
     say(str(result))
     say(f"wrote {', '.join(str(file) for file in files)}")
     return result

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,7 +12,10 @@ from torch import Tensor, nn
 
 from hetsngp.fitting.early_stopping import EpochResult
 from hetsngp.fitting.loop import TrainState
+from hetsngp.io.storage import ArtifactError
+from hetsngp.limits import is_out_of_memory
 from hetsngp.training.checkpointing.checkpoint_files import has_state, read_state
+from hetsngp.training.checkpointing.state_checks import check_finite_weights, check_randomness, check_state
 from hetsngp.training.checkpointing.state_dicts import STATISTICS, full_tensors, load_model, load_optimizer
 from hetsngp.training.config import CheckpointConfig
 from hetsngp.training.logs import COLUMNS, MetricsRow
@@ -18,7 +24,10 @@ from hetsngp.training.recipes.keys import current_config
 if TYPE_CHECKING:
     from hetsngp.training.run import TrainingRun
 
-CHECKPOINT = "checkpoint"
+CHECKPOINT, PREVIOUS = "checkpoint", "checkpoint-previous"
+"""Folders of the last checkpoint and of the one before it."""
+NONE, UNREADABLE = 2, 3
+"""What a process has found where it is not the number of a generation."""
 
 
 def best_folder(epoch: int) -> str:
@@ -26,11 +35,25 @@ def best_folder(epoch: int) -> str:
     return f"best-{epoch:05d}"
 
 
+def read_rows(folder: Path) -> list[MetricsRow]:
+    """Rows of metrics.csv from the checkpoint of a run."""
+    state = read_state(folder / CHECKPOINT)
+    try:
+        check_state(state)
+    except ValueError as error:
+        raise ArtifactError(f"{folder / CHECKPOINT} is damaged: {error}") from error
+    return _rows(state["rows"], state["watched"])
+
+
 class Checkpointer:
     """Makes the state of a run for a checkpoint, and restores a run from it."""
 
     def __init__(self, run: TrainingRun) -> None:
         self.run, self.fabric = run, run.fabric
+        self.generation: int | None = None
+        """Checkpoint that the run was resumed from: 0, or 1 for the one before it; None: it begins."""
+        self.best = 0
+        """Best epoch whose weights belong to that checkpoint, in a folder of their own; 0: none."""
 
     # --- to a state -------------------------------------------------------------------------------------
 
@@ -78,22 +101,84 @@ class Checkpointer:
     # --- from a state -----------------------------------------------------------------------------------
 
     def resume(self, checkpoints: CheckpointConfig) -> None:
-        """Restore the run from the checkpoint in the folder, if there is one."""
-        folder = checkpoints.folder / CHECKPOINT
-        there = has_state(folder)
+        """Restore the run from the checkpoint in the folder, if there is one; a collective call.
+
+        Where it is damaged the one before it is taken, with a warning.
+        """
+        folders = [checkpoints.folder / name for name in (CHECKPOINT, PREVIOUS)]
+        generation, state, problems = self._newest(folders, 0)
         if self.fabric.world_size > 1:
-            seen = self.fabric.all_gather(torch.tensor(float(there), device=self.fabric.device))
-            if bool(seen.amin() != seen.amax()):
+            found = self.fabric.all_gather(torch.tensor(generation, device=self.fabric.device))
+            if bool((found == NONE).any()) and not bool((found == NONE).all()):
                 raise ValueError(
-                    f"some processes find a checkpoint in {folder} and some do not: all need the same "
+                    f"some processes find a checkpoint in {folders[0]} and some do not: all need the same "
                     "folder, on a file system that nodes share"
                 )
-        if there:
-            self._resume(read_state(folder), checkpoints)
+            if int(found.amax()) != generation:  # another process cannot read what this one can
+                generation, state, problems = self._newest(folders, int(found.amax()))
+        if generation == UNREADABLE:
+            raise problems[0]
+        if state is None:
+            return
+        if problems and self.fabric.is_global_zero:
+            warnings.warn(
+                f"{problems[0]}; resuming from the checkpoint before it, {folders[1].name}, with "
+                f"{state['place']['updates']} updates",
+                stacklevel=2,
+            )
+        self.generation = generation
+        try:
+            self._resume(state, checkpoints)
+        except (LookupError, TypeError, AttributeError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                raise
+            raise ArtifactError(f"{folders[generation]} cannot be resumed: {error!r:.300}") from error
+
+    def _newest(
+        self, folders: list[Path], first: int
+    ) -> tuple[int, dict[str, Any] | None, list[ArtifactError | OSError]]:
+        """Newest state of the generations ``first`` and later that can be read, with its number.
+
+        Without one, the number is NONE, or UNREADABLE where there are damaged ones, which are in the list.
+        """
+        problems: list[ArtifactError | OSError] = []
+        there = [has_state(folder) for folder in folders]
+        for generation in range(first, len(folders)):
+            folder = folders[generation]
+            if any(there[generation:]):
+                try:
+                    return generation, self._read(folder), problems
+                except (ArtifactError, FileNotFoundError) as error:
+                    problems.append(error)
+                except OSError as error:
+                    if error.errno != errno.EIO:  # a disk that cannot be read; anything else can be mended
+                        raise
+                    problems.append(error)
+        return UNREADABLE if problems or first > NONE else NONE, None, problems
+
+    def _read(self, folder: Path) -> dict[str, Any]:
+        """Read and check a checkpoint, with the weights of its best epoch as ``best_model``."""
+        state, model = read_state(folder), self.run.model
+        names = [name for name, _ in model.named_parameters()]
+        try:
+            check_state(state)
+            state["plan"] = current_config(state["plan"])
+            for weights in (state["model"], (state["average"] or {}).get("state", {})):
+                check_finite_weights(weights, names)
+            if state["world_size"] == self.fabric.world_size:
+                check_randomness(state, self.fabric.global_rank, self.fabric.device)
+            if state["best"] and state["plan"].get("best", True) and not state["finished"]:
+                best = read_state(folder.parent / best_folder(state["best"]))
+                check_finite_weights(best["model"], names)
+                state["best_model"] = best["model"]
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            if isinstance(error, ArtifactError):
+                raise
+            raise ArtifactError(f"{folder} is damaged: {error}") from error
+        return state
 
     def _resume(self, state: dict[str, Any], checkpoints: CheckpointConfig) -> None:
         run, gradients = self.run, self.run.gradients
-        state["plan"] = current_config(state["plan"])
         self._check(state, checkpoints)
         load_model(run.model, state["model"])
         if state["entrance"] is not None:
@@ -112,8 +197,9 @@ class Checkpointer:
         last = run.config.schedule.last
         run.history = [EpochResult(r["epoch"], last, r["loss"], r["held_out"]) for r in run.rows]  # type: ignore[arg-type]
         run.finished, run.best.epoch = state["finished"], state["best"]
-        if run.best.epoch and run.config.best and not run.finished:
-            run.best.states = [read_state(checkpoints.folder / best_folder(run.best.epoch))["model"]]
+        if "best_model" in state:
+            self.best = run.best.epoch
+            run.best.states = [state["best_model"]] if run.config.best else None
         if state["world_size"] == self.fabric.world_size:
             self._restore_process(state)
         else:

@@ -5,22 +5,26 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from hetsngp.files import remove_leftovers, replace_file
 from hetsngp.io import storage
 from hetsngp.io.storage import ArtifactError
 
 KIND = "training state"
+_NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES)
 
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:
     """Write the state atomically, in place of an earlier one in ``folder``."""
-    for left in folder.glob(".saving-*"):  # by a process that was killed; there is one writer to a folder
-        left.unlink(missing_ok=True)
     tensors: dict[str, Tensor] = {}
     storage.write(folder, {"kind": KIND, "state": _without_tensors(state, "", tensors)}, tensors)
 
@@ -42,6 +46,43 @@ def read_state(folder: Path) -> dict[str, Any]:
 def has_state(folder: Path) -> bool:
     """Whether the folder holds a state."""
     return (folder / storage.CONFIG).is_file()
+
+
+def copy_state(folder: Path, copy: Path) -> None:
+    """Make ``copy`` the state in ``folder``, in place of an earlier one.
+
+    Interrupted at any moment, ``copy`` has the old state or the new one. The weights are a hard link, which
+    takes no space, or a copy where the file system has no links.
+    """
+    config = (folder / storage.CONFIG).read_bytes()
+    weights = str(json.loads(config)["weights"])
+    replace_file(copy / weights, lambda file: _link(folder / weights, file))
+    replace_file(copy / storage.CONFIG, lambda file: file.write_bytes(config))
+    _remove_weights(copy, weights)
+
+
+def _link(file: Path, link: Path) -> None:
+    try:
+        os.link(file, link)
+    except (OSError, AttributeError) as error:
+        if isinstance(error, OSError) and error.errno not in _NO_LINKS:
+            raise
+        shutil.copyfile(file, link)
+
+
+def remove_unused(folder: Path) -> None:
+    """Remove temporary files and weights that a killed writer left; only the one writer may call this."""
+    remove_leftovers(folder)
+    with suppress(OSError, ValueError, TypeError, KeyError):  # damaged: what belongs to it is not known
+        weights = str(json.loads((folder / storage.CONFIG).read_text(encoding="utf-8"))["weights"])
+        if (folder / weights).is_file():
+            _remove_weights(folder, weights)
+
+
+def _remove_weights(folder: Path, needed: str) -> None:
+    for old in folder.glob("model-*.safetensors"):
+        if old.name != needed:
+            old.unlink(missing_ok=True)
 
 
 def remove_states(folders: list[Path]) -> None:

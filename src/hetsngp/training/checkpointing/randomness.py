@@ -47,6 +47,8 @@ def set_rng_state(state: dict[str, Tensor], device: torch.device) -> None:
     torch.set_rng_state(state["torch"])
     position, has_gauss, gauss = state["numpy_rest"].tolist()
     keys = state["numpy"].numpy().astype(np.uint32)
+    if not 0 <= position <= len(keys):  # NumPy would read beyond its memory
+        raise ValueError(f"the position {position:g} of NumPy's generator is not one of {len(keys)}")
     np.random.set_state(("MT19937", keys, int(position), int(has_gauss), gauss))  # noqa: NPY002
     version, gauss_next = state["python_rest"].tolist()
     words = tuple(state["python"].tolist())

@@ -11,6 +11,8 @@ from hetsngp.nn.spectral_cache import DIRECTION
 
 # Running statistics of BatchNorm, which differ between processes within an epoch.
 STATISTICS = ("running_mean", "running_var")
+STATE_KEYS = ({"step", "exp_avg", "exp_avg_sq"}, {"momentum_buffer"})
+"""Values that AdamW and SGD keep for each parameter."""
 
 
 def full_tensors(value: Any) -> Any:
@@ -55,7 +57,27 @@ def load_model(model: nn.Module, state: dict[str, Tensor]) -> None:
             f"the checkpoint is of another model ({', '.join(unknown[:3])}{' …' if unknown[3:] else ''}): "
             "resume with the model the run began with, or give another folder"
         )
-    model.load_state_dict({name: shard_like(state[name], value) for name, value in own.items()})
+    for name, value in own.items():
+        if state[name].is_floating_point() != value.is_floating_point():
+            raise ValueError(f"{name} has type {state[name].dtype} in the checkpoint, not {value.dtype}")
+    try:
+        model.load_state_dict({name: shard_like(state[name], value) for name, value in own.items()})
+    except RuntimeError as error:
+        text = " ".join(str(error).split())[:300]
+        raise ValueError(
+            f"the checkpoint is of another model ({text}): resume with the model the run began with, or give "
+            "another folder"
+        ) from error
+
+
+def _is_state_of(parameters: list[Tensor], index: Any, values: dict[str, Any]) -> bool:
+    """Whether an optimiser could go on from these values of a parameter."""
+    if type(index) is not int or not 0 <= index < len(parameters) or values.keys() not in STATE_KEYS:
+        return False
+    return all(
+        value is None if not isinstance(value, Tensor) else value.shape in ((), parameters[index].shape)
+        for value in values.values()
+    )
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -67,6 +89,9 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
             "or give another folder"
         )
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, values in state["state"].items():
+        if not _is_state_of(parameters, index, values):
+            raise ValueError(f"the optimiser state of parameter {index!r:.20} is not what hetsngp writes")
     sharded = {
         index: {
             name: shard_like(with_memory_format_of(v, parameters[index]), parameters[index])
