@@ -8,11 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from tools.attacks.harness import Result, Wrong, run_case
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import hetsngp
 from hetsngp.fitting.schedule import Schedule
@@ -29,6 +30,8 @@ def attack(seed: int, share: float, folder: Path) -> Iterator[Result]:
     """Yield the outcome of every round."""
     models = [_fitted_model(seed + i) for i in range(3)]
     answers = [model.predict(X).probs for model in models]
+    hetsngp.save(models[0], folder / "first")
+    _check_answer(folder / "first", answers)  # imports what a reader without permissions may not
     for i in range(max(6, round(300 * share))):
         path = folder / f"pair-{i}"
         yield run_case("two saves to one folder", f"round {i}", lambda p=path: _two_saves(models, answers, p))
@@ -146,19 +149,23 @@ def _two_trainings(path: Path) -> None:
     begun, say_begun = os.pipe()
     refused, say_refused = os.pipe()
 
-    class Waiting(TensorDataset):
+    class Waiting(Dataset[tuple[Tensor, Tensor]]):
         """Data set whose example 0 waits until the second training was refused."""
 
-        def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-            if index == 0 and one_writer_has(path):
+        def __len__(self) -> int:
+            return len(X)
+
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            if index == 0 and _holds_lock(path):
                 os.write(say_begun, b"1")
                 os.read(refused, 1)
-            return super().__getitem__(index)
+            return X[index], Y[index]
 
-    first = _fork(lambda: _train(Waiting(X, Y), path))
+    first = _fork(lambda: (os.close(say_refused), _train(Waiting(), path)))
+    data = TensorDataset(X, Y)
     os.read(begun, 1)
     try:
-        _train(TensorDataset(X, Y), path)
+        _train(data, path)
     except FolderInUse as error:
         if f"process {first} " not in str(error):
             raise Wrong(f"the error does not name process {first}: {error}") from error
@@ -167,17 +174,16 @@ def _two_trainings(path: Path) -> None:
     finally:
         os.close(say_refused)  # from now on reading it returns at once
         _check_exit(first)
-    if _train(TensorDataset(X, Y), path).resumed == 0:
+    if _train(data, path).resumed == 0:
         raise Wrong("the run of the first training is gone")
 
 
-def one_writer_has(path: Path) -> bool:
-    """Whether this process holds the lock of the folder."""
+def _holds_lock(path: Path) -> bool:
     file = path / LOCK
     return file.exists() and f'"process": {os.getpid()}' in file.read_text(encoding="utf-8")
 
 
-def _train(data: TensorDataset, path: Path) -> Trained:
+def _train(data: Dataset[Any], path: Path) -> Trained:
     engine = Engine(Hardware(accelerator="cpu"))
     model = hetsngp.build("deterministic", ResidualMLP(2, width=8, depth=1), 2)
     config = TrainConfig(Schedule(epochs=1, lr=0.01))
