@@ -30,6 +30,13 @@ from hetsngp.training.loaders import shard_loader
 from hetsngp.training.recipes.keys import current_description
 from hetsngp.training.recipes.recipe import Recipe
 from hetsngp.training.recipes.task import ImageTask
+from hetsngp.training.same_data import (
+    FINGERPRINTS,
+    check_data_of_finished,
+    from_main,
+    is_same_run,
+    set_fingerprints,
+)
 from hetsngp.types import Prediction
 
 __all__ = ["ImageTask", "Recipe", "finished", "make_model", "measure", "train_images"]
@@ -53,10 +60,17 @@ def train_images(
     """
     described, config, task = recipe.describe(), recipe.config, recipe.task
     before = finished(checkpoints.folder)
-    if before is not None and before["recipe"] == described:
+    fabric, everything = engine.fabric, checkpoints.hash_all_data
+    if before is not None and is_same_run(before, described):
+        check_data_of_finished(checkpoints.folder, before, task.data, fabric, everything=everything)
         return before
-    checkpoints = replace(checkpoints, about={**checkpoints.about, **_about(described)})
-    data = open_task(task, config.seed)
+    data = open_task(
+        task,
+        config.seed,
+        lambda sets: from_main(lambda: set_fingerprints(sets, everything=everything), fabric),
+    )
+    about = {**checkpoints.about, **_about(described)}
+    checkpoints = replace(checkpoints, about=about, fingerprints=data.fingerprints)
     # The same weights in every process; also where a network takes no generator.
     torch.manual_seed(config.seed)
     model, scale = make_model(task, data.num_classes, data.shape)
@@ -85,6 +99,7 @@ def train_images(
         "held_out": measure(trained.model, loaders.held_out, engine),
         "test": None if loaders.test is None else measure(trained.model, loaders.test, engine),
         "no_test": data.missing,
+        FINGERPRINTS: data.fingerprints,
     }
     if engine.is_main:
         (checkpoints.folder / SUMMARY).unlink(missing_ok=True)  # an older one describes another model
