@@ -38,6 +38,14 @@ def add(app: Any) -> None:
             bool,
             typer.Option("--changed", help="Resume from a checkpoint that was made with another schedule."),
         ] = False,
+        hash_all_data: Annotated[
+            bool,
+            typer.Option(
+                "--hash-all-data",
+                help="Compare all contents of data on disk when resuming, not a sample; reads every file "
+                "once at the start.",
+            ),
+        ] = False,
     ) -> None:
         """Train a classifier on images by a recipe.
 
@@ -50,17 +58,17 @@ def add(app: Any) -> None:
 
         chosen, note = read_recipe(recipe, change or []).on_this_machine()
         folder = out or Path("runs") / chosen.name.replace("/", "-")
-        _train(chosen, folder, note, changed)
+        _train(chosen, folder, note, changed=changed, hash_all_data=hash_all_data)
 
 
-def _train(recipe: Any, folder: Path, note: str | None, changed: bool) -> None:
+def _train(recipe: Any, folder: Path, note: str | None, **checkpoints: Any) -> None:
     from hetsngp.training import CheckpointConfig, Engine
     from hetsngp.training.images import train_images
 
     engine = Engine(recipe.hardware)
     if engine.is_main and note:
         print(note)
-    summary = train_images(recipe, engine, CheckpointConfig(folder, changed=changed), show=True)
+    summary = train_images(recipe, engine, CheckpointConfig(folder, **checkpoints), show=True)
     if not engine.is_main:
         return
     print(summary["posterior"])

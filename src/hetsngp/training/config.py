@@ -64,6 +64,10 @@ class CheckpointConfig:
     """Whether to resume from a checkpoint of another configuration, for example with a lower lr."""
     about: dict[str, Any] = field(default_factory=dict)
     """Description of data and model: a folder with a run of another description is refused."""
+    hash_all_data: bool = False
+    """Whether to compare all contents of data on disk with those the run began with, not a sample of them."""
+    fingerprints: dict[str, Any] | None = None
+    """Fingerprints of the data (:mod:`hetsngp.training.same_data`); None: made from the loaders."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))

@@ -33,6 +33,7 @@ from hetsngp.training.loaders import ResumableLoader, num_examples, shard_loader
 from hetsngp.training.logs import MetricsRow
 from hetsngp.training.main_process import on_main, run_writer
 from hetsngp.training.run import PosteriorRefit, RunData, TrainingRun, samples_beta
+from hetsngp.training.same_data import loader_fingerprints
 from hetsngp.validation import check_batch, check_held_out, is_device_loader
 
 
@@ -111,8 +112,9 @@ class Engine:
 
         With ``held_out`` the model ends with the weights of the epoch whose NLL was lowest there, unless
         ``config.best`` is False. ``checkpoints`` is, or names, a folder: a run that was interrupted there is
-        resumed, and another that writes there at the same time is refused. ``show``: whether to show
-        progress; None: at a terminal.
+        resumed; other data than those it began with are refused (docs/training.md has what is compared), and
+        so is another run that writes there at the same time. ``show``: whether to show progress; None: at a
+        terminal.
 
         A model built with ``sample_beta=True`` is trained under its posterior from the second epoch on: after
         each epoch but the last one pass over ``clean`` fits it, as :meth:`fit_posterior` does and without
@@ -183,6 +185,7 @@ class Engine:
             loader, model, fabric, channels_last=hardware.channels_last, seed=config.seed
         )
         about = {"examples": num_examples(loader), "batch_size": getattr(loader, "batch_size", None)}
+        fingerprints = self._fingerprints(loader, held_out, checkpoints)
         model.to(self.device)
         if hardware.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -201,8 +204,21 @@ class Engine:
         elif is_device_loader(held_out):
             validation = held_out.to(self.device)  # type: ignore[union-attr]
         show = at_a_terminal() if show is None else show
-        data = RunData(batches, validation, not sharded, about, refit)
+        data = RunData(batches, validation, not sharded, about, refit, fingerprints)
         return TrainingRun(fabric, gradients, data, config, checkpoints, show), full_model
+
+    def _fingerprints(
+        self, loader: Iterable[Any], held_out: Iterable[Any] | None, checkpoints: CheckpointConfig | None
+    ) -> dict[str, Any]:
+        """Fingerprints of the data, by which a resumed run recognises them; a collective call."""
+        if checkpoints is None:
+            return {}
+        if checkpoints.fingerprints is not None:
+            return checkpoints.fingerprints
+        everything = checkpoints.hash_all_data
+        return on_main(
+            self.fabric, lambda: loader_fingerprints(loader, held_out, self.device, everything=everything)
+        )
 
     def _refit(self, model: Classifier, clean: Iterable[Any]) -> PosteriorRefit | None:
         if not samples_beta(model):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,6 +33,8 @@ class TaskData:
     """Why there are no test images, if the data set should have some."""
     shape: tuple[int, int, int]
     """Channels, height and width of an image."""
+    fingerprints: dict[str, Any] = field(default_factory=dict)
+    """Fingerprints of the sets as they were opened, before files are decoded."""
 
     @property
     def num_classes(self) -> int:
@@ -55,8 +58,13 @@ class Loaders:
     inputs: Preprocessing
 
 
-def open_task(task: ImageTask, seed: int) -> TaskData:
-    """Open and check all data of a task, so that missing data are found before the training."""
+def open_task(
+    task: ImageTask, seed: int, fingerprints: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+) -> TaskData:
+    """Open and check all data of a task, so that missing data are found before the training.
+
+    ``fingerprints`` makes those of the opened sets.
+    """
     images = open_set(task.data, "train")
     if not isinstance(images, Images):
         raise ValueError(f"{task.data} is a {type(images).__name__}, not images to train on: docs/data.md")
@@ -66,6 +74,7 @@ def open_task(task: ImageTask, seed: int) -> TaskData:
             test = open_set(task.data, "test")
         except FileNotFoundError as error:
             missing = " ".join(str(error).split())
+    found = {} if fingerprints is None else fingerprints({"train": images, "test": test})
     images, test = _loaded(images, task), None if test is None else _loaded(test, task)
     if isinstance(images, ImageArrays):
         shape = tuple(images.images.shape[1:])
@@ -73,7 +82,7 @@ def open_task(task: ImageTask, seed: int) -> TaskData:
     else:
         shape = (3, _size(task), _size(task))
     train, held_out = images.split(task.held_out, seed=seed)
-    data = TaskData(train, held_out, test, missing, shape)  # type: ignore[arg-type]
+    data = TaskData(train, held_out, test, missing, shape, found)  # type: ignore[arg-type]
     if test is not None and test.class_names != images.class_names:
         odd = sorted(set(images.class_names) ^ set(test.class_names))
         raise ValueError(

@@ -38,6 +38,12 @@ from hetsngp.training.main_process import on_main, remove_leftovers_of_finished,
 from hetsngp.training.recipes.keys import current_description
 from hetsngp.training.recipes.recipe import Recipe
 from hetsngp.training.recipes.task import ImageTask
+from hetsngp.training.same_data import (
+    FINGERPRINTS,
+    check_data_of_finished,
+    is_same_run,
+    set_fingerprints,
+)
 from hetsngp.types import Prediction
 
 __all__ = ["ImageTask", "Recipe", "finished", "make_model", "measure", "train_images"]
@@ -63,7 +69,9 @@ def train_images(
     """
     folder, fabric, described = checkpoints.folder, engine.fabric, recipe.describe()
     before, problem = on_main(fabric, lambda: _inspect(folder))
-    if before is not None and before["recipe"] == described:
+    if before is not None and is_same_run(before, described):
+        everything = checkpoints.hash_all_data
+        check_data_of_finished(folder, before, recipe.task.data, fabric, everything=everything)
         if on_main(fabric, lambda: _changed_files(folder, before)):
             with run_writer(fabric, folder):
                 on_main(fabric, lambda: _write_logs_again(folder, before))
@@ -82,9 +90,14 @@ def _train_images(
     checkpoints: CheckpointConfig,
     show: bool | None,
 ) -> dict[str, Any]:
-    config, task = recipe.config, recipe.task
-    checkpoints = replace(checkpoints, about={**checkpoints.about, **_about(described)})
-    data = open_task(task, config.seed)
+    config, task, everything = recipe.config, recipe.task, checkpoints.hash_all_data
+    data = open_task(
+        task,
+        config.seed,
+        lambda sets: on_main(engine.fabric, lambda: set_fingerprints(sets, everything=everything)),
+    )
+    about = {**checkpoints.about, **_about(described)}
+    checkpoints = replace(checkpoints, about=about, fingerprints=data.fingerprints)
     # The same weights in every process; also where a network takes no generator.
     torch.manual_seed(config.seed)
     model, scale = make_model(task, data.num_classes, data.shape)
@@ -113,6 +126,7 @@ def _train_images(
         "held_out": measure(trained.model, loaders.held_out, engine),
         "test": None if loaders.test is None else measure(trained.model, loaders.test, engine),
         "no_test": data.missing,
+        FINGERPRINTS: data.fingerprints,
     }
 
     def write() -> dict[str, Any]:

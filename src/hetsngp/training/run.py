@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -78,6 +78,8 @@ class RunData:
     """Size of the training data: a resumed run must have the same."""
     refit: PosteriorRefit | None = None
     """Called between epochs where the loss integrates over the posterior."""
+    fingerprints: dict[str, Any] = field(default_factory=dict)
+    """Fingerprints of the data of all processes: a resumed run must have the same."""
 
 
 class _BestOrAveragedWeights(BestWeights):

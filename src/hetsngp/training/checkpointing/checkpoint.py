@@ -20,6 +20,7 @@ from hetsngp.training.checkpointing.state_dicts import STATISTICS, full_tensors,
 from hetsngp.training.config import CheckpointConfig
 from hetsngp.training.logs import COLUMNS, MetricsRow
 from hetsngp.training.recipes.keys import current_config
+from hetsngp.training.same_data import FINGERPRINTS, check_same_data
 
 if TYPE_CHECKING:
     from hetsngp.training.run import TrainingRun
@@ -66,6 +67,7 @@ class Checkpointer:
         return {
             "plan": run.config.describe(),
             "about": self._about(),
+            FINGERPRINTS: run.data.fingerprints,
             "world_size": self.fabric.world_size,
             "batch": run.data.loader.batch_size,
             "place": {**vars(run.state), "total": gradients.mean_total(run.state)},
@@ -220,12 +222,16 @@ class Checkpointer:
 
     def _check(self, state: dict[str, Any], checkpoints: CheckpointConfig) -> None:
         folder = checkpoints.folder
-        changes = _differences(self._about(), state["about"])
+        before, now = dict(state["about"]), self._about()
+        if checkpoints.fingerprints is not None and FINGERPRINTS in state:
+            before["data"] = now.get("data")  # it may have moved: contents are compared
+        changes = _differences(now, before)
         if changes:
             raise ValueError(
                 f"{folder} holds a run on other data ({'; '.join(changes)}): resume with those it "
                 "began with, or give another folder"
             )
+        check_same_data(folder, state.get(FINGERPRINTS), self.run.data.fingerprints)
         changes = _differences(self.run.config.describe(), state["plan"])
         if changes and state["finished"]:
             raise ValueError(
