@@ -22,7 +22,7 @@ from hetsngp.validation import (
     check_inputs,
     check_not_negative,
     check_num_samples,
-    check_plain,
+    check_on_device,
     check_positive,
     check_weight,
     eager,
@@ -46,7 +46,13 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def to_device(x: Any, device: torch.device) -> Any:
     """Move a batch to ``device``: a tensor, a dict of them as Hugging Face's tokenizers give, or a tuple."""
-    return map_batch(x, lambda part: part.to(device) if hasattr(part, "to") else part)
+
+    def move(part: Any) -> Any:
+        if isinstance(part, Tensor) and device.type != "meta":
+            check_on_device(part)
+        return part.to(device) if hasattr(part, "to") else part
+
+    return map_batch(x, move)
 
 
 def map_batch(x: Any, fn: Callable[[Any], Any]) -> Any:
@@ -166,9 +172,7 @@ class Classifier(nn.Module):
         """
         self._check_prediction(x, num_samples, generator)
         with evaluating(self):
-            return self._answer(
-                x, lambda h: self.head.probs(h, num_samples=num_samples, generator=generator)
-            )
+            return self._answer(x, lambda h: self.head.probs(h, num_samples=num_samples, generator=generator))
 
     def _check_prediction(
         self, x: Any, num_samples: int | None, generator: torch.Generator | None = None
@@ -184,13 +188,16 @@ class Classifier(nn.Module):
     def forward(self, x: Any) -> Tensor:
         """Log-probabilities (B, K) at the MAP estimate, so ``cross_entropy(model(x), y)`` trains.
 
+        In eval mode an answer that is not finite is an error; in training mode it shows in the loss.
+
         That loss has no prior; ``model.loss`` has. Under ``link="sigmoid"`` these are log-odds, for
         ``binary_cross_entropy_with_logits``.
         """
         if not isinstance(x, Tensor) or x.device.type != "meta":
             check_inputs(x)
-        h = self._features(x)
-        return self._in_full_precision(h, self.head.log_probs)
+        if self.training:
+            return self._in_full_precision(self._features(x), self.head.log_probs)
+        return self._answer(x, self.head.log_probs)
 
     # --- latent, utility and state ----------------------------------------------------------------------
 
@@ -204,8 +211,8 @@ class Classifier(nn.Module):
 
     def latent(self, h: Tensor) -> LatentNormal:
         """Latent f at features h (B, D) under the fitted posterior; moments of the mixture of members."""
+        check_inputs(h)
         check_features(h, self.num_features)
-        check_plain("h", h)
         self.check_weights()
         with evaluating(self):
             return self._finite_answer(h, self.head.latent_normal)
@@ -369,7 +376,9 @@ class Classifier(nn.Module):
         if not eager(self.temperature):
             return
         if self.temperature.device.type == "meta":
-            raise ValueError("the model is on the meta device, so it has no weights: load them, or build it anew")
+            raise ValueError(
+                "the model is on the meta device, so it has no weights: load them, or build it anew"
+            )
         marks = marks_of(self)
         if marks is not None and marks == self._seen.finite:
             return
@@ -430,9 +439,15 @@ class Classifier(nn.Module):
         except torch.linalg.LinAlgError:
             self._raise_not_finite(h.abs().amax(1) < h.abs().amax(), "prediction")
             raise
-        parts = [answer] if isinstance(answer, Tensor) else [
-            part for part in vars(answer).values() if isinstance(part, Tensor) and part.is_floating_point()
-        ]
+        parts = (
+            [answer]
+            if isinstance(answer, Tensor)
+            else [
+                part
+                for part in vars(answer).values()
+                if isinstance(part, Tensor) and part.is_floating_point()
+            ]
+        )
         if eager(*parts):
             rows = torch.stack([torch.isfinite(part).reshape(len(part), -1).all(1) for part in parts]).all(0)
             if not bool(rows.all()):
