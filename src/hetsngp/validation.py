@@ -61,7 +61,7 @@ def eager(*tensors: Tensor) -> bool:
 
 
 def _in_transform(tensor: Tensor) -> bool:
-    """Whether it is a value of vmap, grad or jacrev of torch.func, or of a fake mode, which cannot be read."""
+    """Whether it is a value inside vmap or grad of torch.func, or of a fake mode, which cannot be read."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor) or hasattr(tensor, "fake_mode")
 
 
@@ -119,8 +119,8 @@ def check_num_samples(num_samples: Any) -> int:
     count = int(check_positive("num_samples", num_samples, integer=True))
     if count > MOST_POINTS:
         raise ValueError(
-            f"num_samples must be at most {MOST_POINTS:,}, got {num_samples!r:.50}: some thousand points give "
-            "an error below 0.005; None chooses their number"
+            f"num_samples must be at most {MOST_POINTS:,}, got {num_samples!r:.50}: some thousand points "
+            "give an error below 0.005; None chooses their number"
         )
     return count
 

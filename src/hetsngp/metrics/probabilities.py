@@ -253,7 +253,7 @@ def check_probs(probs: Tensor, total: str = "part") -> None:
 
 
 def _refuse_nan(probs: Tensor) -> None:
-    """Refuse probabilities of which no mean can be taken; the ``*_terms`` of single examples are NaN there."""
+    """Refuse NaN, of which there is no mean; the ``*_terms`` of single examples are NaN there."""
     if bool(probs.isnan().any()):
         first = int(probs.isnan().reshape(len(probs), -1).any(1).int().argmax())
         raise ValueError(

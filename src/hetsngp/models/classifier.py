@@ -414,8 +414,8 @@ class Classifier(nn.Module):
         check_features(h, self.num_features, rows)
         if h.device != self.temperature.device:
             raise ValueError(
-                f"the backbone returned features on {h.device}, but the head is on {self.temperature.device}: "
-                "move the whole model, model.to(device)"
+                f"the backbone returned features on {h.device}, but the head is on "
+                f"{self.temperature.device}: move the whole model, model.to(device)"
             )
         return h
 
@@ -455,13 +455,13 @@ class Classifier(nn.Module):
         return answer
 
     def _raise_not_finite(self, finite: Tensor, what: str) -> None:
-        """Raise a ValueError for the first example that is not ``finite`` (B,); names a weight if it is why."""
+        """Raise a ValueError that names a weight, or the first example that is not ``finite`` (B,)."""
         others = [(name, t) for name, t in self.named_buffers() if t.is_floating_point() and t.isnan().any()]
         self._refuse_non_finite((*self.named_parameters(), *self._own_buffers(), *others))
         row = int((~finite).int().argmax())
         raise ValueError(
-            f"no finite {what} for x, first in row {row}: its values are too large for {self.temperature.dtype}; "
-            "standardise the inputs, or leave this one out"
+            f"no finite {what} for x, first in row {row}: its values are too large for "
+            f"{self.temperature.dtype}; standardise the inputs, or leave this one out"
         )
 
     @staticmethod
