@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetsngp.models.fitted_weights import FittedWeights, Seen, marks_of
 from hetsngp.nn.extractor import Features
 from hetsngp.nn.heads import GaussianHead, Head
-from hetsngp.nn.posteriors import MomentumPosterior
+from hetsngp.nn.posteriors import FittedWeights, Marks, MomentumPosterior, Seen, marks_of
 from hetsngp.types import LatentNormal, Prediction, UtilityNormal
 from hetsngp.validation import (
     check_class_counts,
@@ -181,8 +180,7 @@ class Classifier(nn.Module):
             check_num_samples(num_samples)
         check_generator(generator)
         check_inputs(x)
-        self.check_weights()
-        if self._trained_since_fit:
+        if self._is_stale(self.check_weights()):
             self._warn_once(_STALE, stacklevel=4)
 
     def forward(self, x: Any) -> Tensor:
@@ -316,10 +314,12 @@ class Classifier(nn.Module):
     @property
     def _trained_since_fit(self) -> bool:
         """Whether weights have changed since the posterior was fitted, also where no training was seen."""
+        return self._is_stale(marks_of(self))
+
+    def _is_stale(self, marks: Marks | None) -> bool:
         known = bool(self.__dict__.get("_trained_since_fit", False))  # where release 0.1 has it
         if known or not self._has_filled_posterior:
             return known
-        marks = marks_of(self)
         if marks is None or marks == self._seen.compared or not eager(self.temperature):
             return False
         before, now = self._fitted_weights, self._weights_now()
@@ -371,19 +371,23 @@ class Classifier(nn.Module):
             self._record_weights()
         return self
 
-    def check_weights(self) -> None:
-        """Raise a ValueError that names a weight which is NaN or infinite; looks again only after changes."""
+    def check_weights(self) -> Marks | None:
+        """Raise a ValueError that names a weight which is NaN or infinite; looks again only after changes.
+
+        Returns the marks of the weights.
+        """
         if not eager(self.temperature):
-            return
+            return None
         if self.temperature.device.type == "meta":
             raise ValueError(
                 "the model is on the meta device, so it has no weights: load them, or build it anew"
             )
         marks = marks_of(self)
         if marks is not None and marks == self._seen.finite:
-            return
+            return marks
         self._refuse_non_finite((*self.named_parameters(), *self._own_buffers()))
         self._seen.finite = marks
+        return marks
 
     def _own_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Buffers that are always finite; those of a network may be infinite on purpose."""
@@ -405,7 +409,7 @@ class Classifier(nn.Module):
         if torch.compiler.is_compiling():
             return check_features(self.backbone(x), self.num_features)
         if torch.is_grad_enabled():
-            self._seen.forget()
+            self._seen = Seen()  # a fused optimiser writes to the weights without a mark
             if self.training:
                 self._trained_since_fit = self._has_filled_posterior
         with explain_failure(x, self.backbone):

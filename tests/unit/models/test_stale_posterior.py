@@ -16,7 +16,7 @@ from tests.contract import toy
 from torch import Tensor, nn
 
 import hetsngp
-from hetsngp.models.fitted_weights import checksum, marks_of
+from hetsngp.nn.posteriors import checksum, marks_of
 
 Change = Callable[[Any], Any]
 
