@@ -348,10 +348,26 @@ class Prediction:
         return int(self.probs.shape[0])
 
     def __getitem__(self, index: Any) -> Prediction:
-        return self.map(lambda t: t[index])
+        try:
+            return self.map(lambda t: t[index])
+        except (IndexError, TypeError) as error:
+            if isinstance(index, int):  # ends an iteration
+                raise
+            raise TypeError(
+                f"a prediction is indexed by example: by a number, a slice, indices or a mask (B,), got "
+                f"{type(index).__name__}: {error}"
+            ) from error
 
     @staticmethod
     def cat(predictions: list[Prediction]) -> Prediction:
         """Concatenate predictions of consecutive batches."""
+        kinds = (
+            {type(part).__name__ for part in predictions} if isinstance(predictions, list | tuple) else None
+        )
+        if kinds != {"Prediction"} or not all(isinstance(part.probs, Tensor) for part in predictions):
+            raise TypeError(
+                "Prediction.cat takes a list of predictions of tensors, at least one, got "
+                f"{type(predictions).__name__ if kinds is None else ', '.join(sorted(kinds)) or 'none'}"
+            )
         names = [f.name for f in fields(Prediction)]
         return Prediction(**{n: torch.cat([getattr(p, n) for p in predictions]) for n in names})

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
 from hetsngp._moved import renamed
 
@@ -29,6 +29,9 @@ class PosteriorNotFittedError(RuntimeError):
 
 MOST_POINTS = 2**24
 """Most integration points of a prediction; an error of 0.005 takes some thousands."""
+MOST_BINS = 2**20
+LARGEST_SIZE = 2**31
+"""Largest number of classes, features and similar sizes."""
 LARGEST_INTEGER = 2**62
 
 _skips: ContextVar[bool] = ContextVar("skip_validation", default=False)
@@ -58,7 +61,7 @@ def eager(*tensors: Tensor) -> bool:
 
 
 def _in_transform(tensor: Tensor) -> bool:
-    """Whether it is a value of vmap, grad or jacrev of torch.func, or of a fake mode, which cannot be read."""
+    """Whether it is a value inside vmap or grad of torch.func, or of a fake mode, which cannot be read."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor) or hasattr(tensor, "fake_mode")
 
 
@@ -98,23 +101,47 @@ def check_not_negative(name: str, value: Any, below: float = float("inf")) -> fl
         raise ValueError(f"{name} must be at least 0 and finite, got {value!r:.50}") from None
 
 
+def check_size(name: str, value: float, most: int = LARGEST_SIZE) -> None:
+    """Check that a size is one that a computer has room for."""
+    if value > most:
+        raise ValueError(f"{name} must be at most {most:,}, got {value!r:.50}")
+
+
+def check_num_bins(num_bins: Any) -> int:
+    """Check a number of bins of confidences."""
+    count = int(check_positive("num_bins", num_bins, integer=True))
+    check_size("num_bins", count, MOST_BINS)
+    return count
+
+
 def check_num_samples(num_samples: Any) -> int:
     """Check a number of integration points."""
     count = int(check_positive("num_samples", num_samples, integer=True))
     if count > MOST_POINTS:
         raise ValueError(
-            f"num_samples must be at most {MOST_POINTS:,}, got {num_samples!r:.50}: some thousand points give "
-            "an error below 0.005; None chooses their number"
+            f"num_samples must be at most {MOST_POINTS:,}, got {num_samples!r:.50}: some thousand points "
+            "give an error below 0.005; None chooses their number"
         )
     return count
 
 
-def check_generator(generator: Any) -> torch.Generator | None:
-    """Check that a source of randomness is torch's."""
+def check_seed(seed: Any) -> int:
+    """Check that a seed is a whole number, not negative."""
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or seed < 0:
+        raise ValueError(f"seed must be a whole number of at least 0, got {seed!r:.100}")
+    return int(seed)
+
+
+def check_generator(generator: Any, device: str | None = None) -> torch.Generator | None:
+    """Check that a source of randomness is torch's, and on ``device`` if that is given."""
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(
             f"generator must be a torch.Generator, got {type(generator).__name__}: "
             "torch.Generator().manual_seed(0)"
+        )
+    if generator is not None and device is not None and generator.device.type != device:
+        raise ValueError(
+            f"generator is on {generator.device}, but must be on {device}: torch.Generator({device!r})"
         )
     return generator
 
@@ -126,21 +153,37 @@ def check_num_classes(num_classes: int) -> int:
             f"num_classes must be a whole number of at least 2, got {num_classes!r}: "
             "a yes-or-no label has 2 classes"
         )
+    check_size("num_classes", num_classes)
     return int(num_classes)
+
+
+def check_on_device(tensor: Tensor, name: str = "a tensor of the batch") -> None:
+    """Check that a tensor has values."""
+    if tensor.device.type == "meta":
+        raise ValueError(f"{name} is on the meta device, so it has no values: make it on another device")
 
 
 def check_plain(name: str, tensor: Tensor) -> None:
     """Check that a tensor has its values in memory, one after another."""
     if torch.compiler.is_compiling():
         return
-    if tensor.device.type == "meta":
-        raise ValueError(f"{name} is on the meta device, so it has no values: make it on another device")
+    check_on_device(tensor, name)
     if tensor.is_nested and tensor.layout != torch.jagged:
         raise TypeError(f"{name} is a nested tensor: pad it, torch.nested.to_padded_tensor({name}, 0.0)")
     if tensor.layout not in (torch.strided, torch.jagged):
         raise TypeError(f"{name} is a sparse tensor, {tensor.layout}: give {name}.to_dense()")
     if tensor.is_quantized:
         raise TypeError(f"{name} is a quantized tensor, {tensor.dtype}: give {name}.dequantize()")
+
+
+def check_real_tensors(**values: Any) -> None:
+    """Check that values are tensors of real numbers."""
+    for name, value in values.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(value).__name__}: torch.as_tensor({name})")
+        check_plain(name, value)
+        if value.is_complex():
+            raise TypeError(f"{name} must be real numbers, got {value.dtype}")
 
 
 def check_inputs(x: Any) -> None:
@@ -345,7 +388,7 @@ def check_class_counts(counts: Any, num_classes: int) -> Tensor:
 
 def check_loader(loader: Any, where: str) -> None:
     """Refuse what yields no batches, by its type."""
-    if isinstance(loader, torch.utils.data.Dataset):
+    if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
         raise TypeError(
             f"{where} is a Dataset: wrap it, torch.utils.data.DataLoader(dataset, batch_size=256)"
         )

@@ -74,6 +74,9 @@ class ClassMap:
         >>> ClassMap.between(["a", "b", "c"], ["c", "d", "a"]).index
         tensor([ 2, -1,  0])
         """
+        for name, given in (("inputs", inputs), ("outputs", outputs)):
+            if not isinstance(given, Iterable) or isinstance(given, Tensor):
+                raise TypeError(f"{name} must be a list of names, got {type(given).__name__}")
         inputs, outputs = list(inputs), list(outputs)
         index_of = {name: number for number, name in enumerate(inputs)}
         if len(index_of) < len(inputs):

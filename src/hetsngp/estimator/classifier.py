@@ -238,7 +238,7 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         try:
             device = torch.device("cpu" if self.device is None else self.device)
             torch.empty(0, device=device)
-        except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        except (RuntimeError, AssertionError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"device {self.device!r} cannot be used here: {error}") from error
         return device
 

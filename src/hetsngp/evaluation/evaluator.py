@@ -32,7 +32,7 @@ from hetsngp.evaluation.set_predictions import SetPredictions
 from hetsngp.fitting.progress import at_a_terminal
 from hetsngp.functional.sampling import draw_seed
 from hetsngp.metrics.probabilities import torchmetrics
-from hetsngp.validation import check_loader, check_num_samples, check_positive
+from hetsngp.validation import check_loader, check_num_bins, check_num_samples
 
 
 @renamed_arguments(corrupted_doubt="corrupted_uncertainty")
@@ -154,7 +154,7 @@ def _check_arguments(id: Any, ood: Any, corrupted: Any, num_samples: Any, num_bi
     """Refuse wrong arguments before a first batch is predicted."""
     if num_samples is not None:
         check_num_samples(num_samples)
-    check_positive("num_bins", num_bins, integer=True)
+    check_num_bins(num_bins)
     check_loader(id, "id")
     if ood is not None and not isinstance(ood, Mapping):
         raise TypeError(

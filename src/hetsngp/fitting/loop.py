@@ -20,7 +20,15 @@ from hetsngp.fitting.schedule import Schedule
 from hetsngp.models.classifier import Classifier, evaluating, to_device
 from hetsngp.models.ensemble import Ensemble
 from hetsngp.models.loader_counts import num_batches, set_missing_counts
-from hetsngp.validation import check_batch, check_repeatable
+from hetsngp.validation import (
+    check_batch,
+    check_class_labels,
+    check_generator,
+    check_loader,
+    check_multi_hot,
+    check_repeatable,
+    check_weight,
+)
 
 __all__ = [
     "EpochResult",
@@ -198,7 +206,11 @@ def train_with_schedule(
     """Train as :func:`train` does, with any schedule."""
     if patience is not None and validation is None:
         raise ValueError("patience needs a validation loader: train(..., validation=held_out)")
-    members = model.members
+    members = _members(model)
+    for where, data in (("loader", loader), ("validation", validation)):
+        if data is not None or where == "loader":
+            check_loader(data, where)
+    check_generator(generator)
     check_repeatable(len(members), loader=loader, validation=validation)
     history: list[EpochResult] = []
     for number, member in enumerate(members, 1):
@@ -263,6 +275,15 @@ def _epochs(
         optimizer.zero_grad(set_to_none=True)
 
 
+def _members(model: Any) -> list[Classifier]:
+    if not isinstance(model, Classifier | Ensemble):
+        raise TypeError(
+            f"this takes a model made by hetsngp.build or hetsngp.convert, or an Ensemble, got "
+            f"{type(model).__name__}"
+        )
+    return model.members
+
+
 def mean_nll(model: Classifier | Ensemble, loader: Iterable[Any]) -> float:
     """Mean of −log p(y) at the MAP estimate over (weighted) held-out examples."""
     return pooled_mean_nll([model], [loader])
@@ -280,18 +301,25 @@ def nll_sums(
     log_probs_of: Callable[[Any], Tensor] | None = None,
 ) -> tuple[float, float]:
     """Sum −log p(y) over (weighted) examples, and the weights. ``log_probs_of`` replaces ``model(x)``."""
-    device = model.members[0].temperature.device
-    sigmoid = model.members[0].head.sigmoid
+    first = _members(model)[0]
+    check_loader(loader, "validation")
+    device, sigmoid = first.temperature.device, first.head.sigmoid
+    check = check_multi_hot if sigmoid else check_class_labels
     total, seen = 0.0, 0.0
     with evaluating(model):
         for batch in loader:
             x, y, weight = check_batch(batch, "validation")
             log_probs, y = (log_probs_of or model)(to_device(x, device)), to_device(y, device)
+            y = check(y, first.num_classes, len(log_probs))
             if sigmoid:
                 nll = F.binary_cross_entropy_with_logits(log_probs, y.to(log_probs), reduction="none").sum(1)
             else:
-                nll = F.nll_loss(log_probs, y.long(), reduction="none")
-            weight = torch.ones_like(nll) if weight is None else to_device(weight, device)
+                nll = F.nll_loss(log_probs, y, reduction="none")
+            weight = (
+                torch.ones_like(nll)
+                if weight is None
+                else check_weight(to_device(weight, device), len(nll)).to(nll)
+            )
             total, seen = total + float((weight * nll).sum()), seen + float(weight.sum())
     if seen == 0:
         raise ValueError("validation is empty: it yielded no batch, or weights of zero only")

@@ -28,6 +28,13 @@ class FeatureSet:
     weight: Tensor | None = None
 
     def __post_init__(self) -> None:
+        for name, values in (("h", self.h), ("y", self.y), ("weight", self.weight)):
+            if values is None and name == "weight":
+                continue
+            if not isinstance(values, Tensor) or values.dim() == 0:
+                raise TypeError(
+                    f"{name} of a FeatureSet must be a tensor, an example first, got {values!r:.100}"
+                )
         for name, values in (("labels", self.y), ("weights", self.weight)):
             if values is not None and len(values) != len(self.h):
                 raise ValueError(f"there are {name} of {len(values)} examples, but features of {len(self.h)}")
@@ -46,6 +53,10 @@ class FeatureSet:
     @staticmethod
     def load(path: str | os.PathLike[str]) -> FeatureSet:
         """Read a file of :meth:`save`."""
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(f"path must be the name of a file, got {type(path).__name__}")
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"there is no file {str(path)!r}: FeatureSet.save(path) writes one")
         try:
             return FeatureSet(**load_file(Path(path)))
         except (SafetensorError, TypeError, ValueError) as error:

@@ -30,7 +30,10 @@ from hetsngp.validation import (
     check_class_labels,
     check_held_out,
     check_multi_hot,
+    check_not_negative,
+    check_plain,
     check_positive,
+    check_seed,
     check_weight,
 )
 
@@ -115,6 +118,10 @@ def fit_head(
     if epochs is not None:
         check_positive("epochs", epochs, integer=True)
     check_positive("lr", lr)
+    check_not_negative("weight_decay", weight_decay)
+    if patience is not None:
+        check_positive("patience", patience, integer=True)
+    check_seed(seed)
     check_held_out(loader, calibration)
     show = at_a_terminal() if progress is None else progress
     seeds = np.random.default_rng(seed).integers(2**31, size=4).tolist()
@@ -208,7 +215,10 @@ def _features(model: Classifier, sample: Classifier, data: Any, where: str, show
 
 def _table(sample: Classifier, features: FeatureSet, where: str) -> TrainingTable:
     """Check features and make a table of them; examples with equal features form a group."""
+    check_plain("h", features.h)
     h, weight = features.h.detach().cpu(), features.weight
+    if not h.is_floating_point():
+        raise TypeError(f"the features of {where} are {h.dtype}: give real numbers, h.float()")
     h = h.float() if h.dtype in (torch.float16, torch.bfloat16) else h
     if h.dim() != 2 or h.shape[1] != sample.num_features:
         raise ValueError(

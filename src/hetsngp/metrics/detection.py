@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hetsngp._moved import renamed_arguments
 from hetsngp.metrics.probabilities import torchmetrics
+from hetsngp.validation import check_real_tensors
 
 _renamed = renamed_arguments(inside="id_scores", outside="ood_scores")
 
@@ -88,6 +89,7 @@ def _ranked(id_scores: Tensor, ood_scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _finite(id_scores: Tensor, ood_scores: Tensor) -> tuple[Tensor, Tensor]:
+    check_real_tensors(id_scores=id_scores, ood_scores=ood_scores)
     if id_scores.dim() != 1 or ood_scores.dim() != 1:
         raise ValueError(
             "id_scores and ood_scores must be (n,) and (m,), one for each example, got "

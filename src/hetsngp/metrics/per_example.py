@@ -11,6 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from hetsngp.metrics.probabilities import binary_nll_terms, calibration_error, has_top_class, nll_terms
+from hetsngp.validation import check_real_tensors
 
 
 class ExampleTerms(NamedTuple):
@@ -26,6 +27,7 @@ class ExampleTerms(NamedTuple):
 
 def example_terms(probs: Tensor, labels: Tensor) -> ExampleTerms:
     """Confidence, correctness and NLL of each example; labels are class numbers (n,) or multi-hot (n, K)."""
+    check_real_tensors(probs=probs, labels=labels)
     if labels.dim() == 2:
         return ExampleTerms(probs.amax(-1), has_top_class(probs, labels), binary_nll_terms(probs, labels))
     return ExampleTerms(probs.amax(-1), probs.argmax(-1) == labels, nll_terms(probs, labels))
@@ -39,6 +41,7 @@ def quality(confidence: Tensor, correct: Tensor, nll: Tensor, num_bins: int = 15
     >>> {name: round(value, 4) for name, value in quality(*terms).items()}
     {'accuracy': 0.5, 'nll': 0.5108, 'ece': 0.35, 'examples': 2}
     """
+    check_real_tensors(confidence=confidence, correct=correct, nll=nll)
     return {
         "accuracy": float(correct.double().mean()),
         "nll": float(nll.double().mean()),

@@ -12,7 +12,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from hetsngp.validation import check_positive
+from hetsngp.validation import check_num_bins, check_real_tensors
 
 
 def torchmetrics() -> ModuleType:
@@ -43,6 +43,7 @@ def accuracy(probs: Tensor, labels: Tensor) -> float:
     0.5
     """
     labels = _check_labels(probs, labels)
+    _refuse_nan(probs)
     score = torchmetrics().multiclass_accuracy(probs.argmax(-1), labels, probs.shape[-1], average="micro")
     return float(score)
 
@@ -53,7 +54,9 @@ def nll(probs: Tensor, labels: Tensor) -> float:
     >>> round(nll(torch.tensor([[0.5, 0.5]]), torch.tensor([0])), 4)
     0.6931
     """
-    return float(nll_terms(probs, labels).mean())
+    terms = nll_terms(probs, labels)
+    _refuse_nan(probs)
+    return float(terms.mean())
 
 
 def nll_terms(probs: Tensor, labels: Tensor) -> Tensor:
@@ -68,7 +71,9 @@ def brier(probs: Tensor, labels: Tensor) -> float:
     >>> round(brier(torch.tensor([[0.8, 0.2], [0.0, 1.0]]), torch.tensor([0, 0])), 4)
     1.04
     """
-    return float(brier_terms(probs, labels).mean())
+    terms = brier_terms(probs, labels)
+    _refuse_nan(probs)
+    return float(terms.mean())
 
 
 def brier_terms(probs: Tensor, labels: Tensor) -> Tensor:
@@ -156,6 +161,8 @@ def vote_kl(probs: Tensor, counts: Tensor) -> float:
 
 
 def _shares(probs: Tensor, counts: Tensor) -> Tensor:
+    check_real_tensors(probs=probs, counts=counts)
+    _refuse_nan(probs)
     if probs.dim() != 2 or counts.shape != probs.shape or len(probs) == 0:
         raise ValueError(
             f"probs and counts of votes must both be (n, K), got {tuple(probs.shape)} and "
@@ -178,7 +185,9 @@ def precision_at_1(probs: Tensor, labels: Tensor) -> float:
     >>> precision_at_1(torch.tensor([[0.9, 0.8], [0.6, 0.1]]), torch.tensor([[1, 1], [0, 1]]))
     0.5
     """
-    return float(has_top_class(probs, labels).double().mean())
+    hits = has_top_class(probs, labels)
+    _refuse_nan(probs)
+    return float(hits.double().mean())
 
 
 def has_top_class(probs: Tensor, labels: Tensor) -> Tensor:
@@ -193,7 +202,9 @@ def multi_label_nll(probs: Tensor, labels: Tensor) -> float:
     >>> round(multi_label_nll(torch.tensor([[0.5, 0.5]]), torch.tensor([[1, 0]])), 4)
     1.3863
     """
-    return float(binary_nll_terms(probs, labels).mean())
+    terms = binary_nll_terms(probs, labels)
+    _refuse_nan(probs)
+    return float(terms.mean())
 
 
 def binary_nll_terms(probs: Tensor, labels: Tensor) -> Tensor:
@@ -241,6 +252,21 @@ def check_probs(probs: Tensor, total: str = "part") -> None:
         )
 
 
+def _refuse_nan(probs: Tensor) -> None:
+    """Refuse NaN, of which there is no mean; the ``*_terms`` of single examples are NaN there."""
+    if bool(probs.isnan().any()):
+        first = int(probs.isnan().reshape(len(probs), -1).any(1).int().argmax())
+        raise ValueError(
+            f"probs are NaN, first of example {first}: look where it comes from, or leave it out"
+        )
+
+
+def check_correct(correct: Tensor) -> None:
+    """Check that values say whether predictions are correct: bool, or 0 and 1."""
+    if correct.dtype != torch.bool and not bool(((correct == 0) | (correct == 1)).all()):
+        raise ValueError("correct says whether a prediction is correct: give bool, or 0 and 1")
+
+
 def _check(probs: Tensor, labels: Tensor) -> Tensor:
     labels = _check_labels(probs, labels)
     check_probs(probs)
@@ -249,6 +275,7 @@ def _check(probs: Tensor, labels: Tensor) -> Tensor:
 
 def _check_labels(probs: Tensor, labels: Tensor) -> Tensor:
     """Labels as int64, checked."""
+    check_real_tensors(probs=probs, labels=labels)
     if probs.dim() != 2 or labels.shape != probs.shape[:1] or len(probs) == 0:
         raise ValueError(
             f"probs must be (n, K) and labels (n,), got {tuple(probs.shape)} and {tuple(labels.shape)}"
@@ -270,12 +297,14 @@ def _check_labels(probs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _check_confidence(confidence: Tensor, correct: Tensor, num_bins: int) -> None:
-    check_positive("num_bins", num_bins, integer=True)
+    check_num_bins(num_bins)
+    check_real_tensors(confidence=confidence, correct=correct)
     if confidence.dim() != 1 or correct.shape != confidence.shape or len(confidence) == 0:
         raise ValueError(
             f"confidence and correct must both be (n,), got {tuple(confidence.shape)} and "
             f"{tuple(correct.shape)}: the confidence is probs.amax(-1)"
         )
+    check_correct(correct)
     low, high = torch.stack(torch.aminmax(confidence)).tolist()
     if not (low >= -ROUNDED / 10 and high <= 1 + ROUNDED):  # also where one is NaN
         raise ValueError(
@@ -285,6 +314,7 @@ def _check_confidence(confidence: Tensor, correct: Tensor, num_bins: int) -> Non
 
 
 def _check_multi_hot(probs: Tensor, labels: Tensor) -> None:
+    check_real_tensors(probs=probs, labels=labels)
     if probs.dim() != 2 or labels.shape != probs.shape or len(probs) == 0:
         raise ValueError(
             f"probs and multi-hot labels must both be (n, K), got {tuple(probs.shape)} and "

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from hetsngp._moved import renamed_arguments
+from hetsngp.metrics.probabilities import check_correct
+from hetsngp.validation import check_real_tensors
 
 _renamed = renamed_arguments(doubt="uncertainty")
 
@@ -22,6 +24,8 @@ def risks(uncertainty: Tensor, correct: Tensor) -> Tensor:
     >>> risks(torch.tensor([0.1, 0.5, 0.5]), torch.tensor([True, False, True]))
     tensor([0.0000, 0.2500, 0.3333], dtype=torch.float64)
     """
+    check_real_tensors(uncertainty=uncertainty, correct=correct)
+    check_correct(correct)
     uncertainty, correct = uncertainty.cpu().double(), correct.cpu()
     if uncertainty.dim() != 1 or correct.shape != uncertainty.shape or len(uncertainty) == 0:
         raise ValueError(
@@ -59,6 +63,7 @@ def excess_aurc(uncertainty: Tensor, correct: Tensor) -> float:
     >>> excess_aurc(torch.tensor([0.1, 0.2, 0.9]), torch.tensor([True, True, False]))
     0.0
     """
+    check_real_tensors(uncertainty=uncertainty, correct=correct)
     return aurc(uncertainty, correct) - aurc(~correct.bool(), correct)
 
 
@@ -69,6 +74,6 @@ def accuracy_at_coverage(uncertainty: Tensor, correct: Tensor, coverage: float) 
     >>> accuracy_at_coverage(torch.tensor([0.1, 0.2, 0.9]), torch.tensor([True, True, False]), 0.6)
     1.0
     """
-    if not 0 < coverage <= 1:
+    if not isinstance(coverage, int | float) or isinstance(coverage, bool) or not 0 < coverage <= 1:
         raise ValueError(f"coverage must be a share in (0, 1], got {coverage!r}")
     return 1 - float(risks(uncertainty, correct)[math.ceil(coverage * len(uncertainty) - 1e-9) - 1])

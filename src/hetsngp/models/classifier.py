@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetsngp.models.fitted_weights import FittedWeights, Seen, marks_of
 from hetsngp.nn.extractor import Features
 from hetsngp.nn.heads import GaussianHead, Head
-from hetsngp.nn.posteriors import MomentumPosterior
+from hetsngp.nn.posteriors import FittedWeights, Marks, MomentumPosterior, Seen, marks_of
 from hetsngp.types import LatentNormal, Prediction, UtilityNormal
 from hetsngp.validation import (
     check_class_counts,
@@ -24,7 +23,7 @@ from hetsngp.validation import (
     check_inputs,
     check_not_negative,
     check_num_samples,
-    check_plain,
+    check_on_device,
     check_positive,
     check_weight,
     eager,
@@ -145,7 +144,13 @@ if hasattr(os, "register_at_fork"):
 
 def to_device(x: Any, device: torch.device) -> Any:
     """Move a batch to ``device``: a tensor, a dict of them as Hugging Face's tokenizers give, or a tuple."""
-    return map_batch(x, lambda part: part.to(device) if hasattr(part, "to") else part)
+
+    def move(part: Any) -> Any:
+        if isinstance(part, Tensor) and device.type != "meta":
+            check_on_device(part)
+        return part.to(device) if hasattr(part, "to") else part
+
+    return map_batch(x, move)
 
 
 def map_batch(x: Any, fn: Callable[[Any], Any]) -> Any:
@@ -275,9 +280,7 @@ class Classifier(nn.Module):
         """
         self._check_prediction(x, num_samples, generator)
         with evaluating(self):
-            return self._answer(
-                x, lambda h: self.head.probs(h, num_samples=num_samples, generator=generator)
-            )
+            return self._answer(x, lambda h: self.head.probs(h, num_samples=num_samples, generator=generator))
 
     def _check_prediction(
         self, x: Any, num_samples: int | None, generator: torch.Generator | None = None
@@ -286,12 +289,13 @@ class Classifier(nn.Module):
             check_num_samples(num_samples)
         check_generator(generator)
         check_inputs(x)
-        self.check_weights()
-        if self._trained_since_fit:
+        if self._is_stale(self.check_weights()):
             self._warn_once(_STALE, stacklevel=4)
 
     def forward(self, x: Any) -> Tensor:
         """Log-probabilities (B, K) at the MAP estimate, so ``cross_entropy(model(x), y)`` trains.
+
+        In eval mode an answer that is not finite is an error; in training mode it shows in the loss.
 
         That loss has no prior; ``model.loss`` has. Under ``link="sigmoid"`` these are log-odds, for
         ``binary_cross_entropy_with_logits``.
@@ -299,8 +303,9 @@ class Classifier(nn.Module):
         if not isinstance(x, Tensor) or x.device.type != "meta":
             check_inputs(x)
         with training_pass(self):
-            h = self._features(x)
-            return self._in_full_precision(h, self.head.log_probs)
+            if self.training:
+                return self._in_full_precision(self._features(x), self.head.log_probs)
+            return self._answer(x, self.head.log_probs)
 
     def train(self, mode: bool = True) -> Classifier:
         """Set training mode, or eval mode; waits for predictions in other threads, which need eval mode."""
@@ -319,8 +324,8 @@ class Classifier(nn.Module):
 
     def latent(self, h: Tensor) -> LatentNormal:
         """Latent f at features h (B, D) under the fitted posterior; moments of the mixture of members."""
+        check_inputs(h)
         check_features(h, self.num_features)
-        check_plain("h", h)
         self.check_weights()
         with evaluating(self):
             return self._finite_answer(h, self.head.latent_normal)
@@ -424,10 +429,12 @@ class Classifier(nn.Module):
     @property
     def _trained_since_fit(self) -> bool:
         """Whether weights have changed since the posterior was fitted, also where no training was seen."""
+        return self._is_stale(marks_of(self))
+
+    def _is_stale(self, marks: Marks | None) -> bool:
         known = bool(self.__dict__.get("_trained_since_fit", False))  # where release 0.1 has it
         if known or not self._has_filled_posterior:
             return known
-        marks = marks_of(self)
         if marks is None or marks == self._seen.compared or not eager(self.temperature):
             return False
         before, now = self._fitted_weights, self._weights_now()
@@ -479,17 +486,23 @@ class Classifier(nn.Module):
             self._record_weights()
         return self
 
-    def check_weights(self) -> None:
-        """Raise a ValueError that names a weight which is NaN or infinite; looks again only after changes."""
+    def check_weights(self) -> Marks | None:
+        """Raise a ValueError that names a weight which is NaN or infinite; looks again only after changes.
+
+        Returns the marks of the weights.
+        """
         if not eager(self.temperature):
-            return
+            return None
         if self.temperature.device.type == "meta":
-            raise ValueError("the model is on the meta device, so it has no weights: load them, or build it anew")
+            raise ValueError(
+                "the model is on the meta device, so it has no weights: load them, or build it anew"
+            )
         marks = marks_of(self)
         if marks is not None and marks == self._seen.finite:
-            return
+            return marks
         self._refuse_non_finite((*self.named_parameters(), *self._own_buffers()))
         self._seen.finite = marks
+        return marks
 
     def _own_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Buffers that are always finite; those of a network may be infinite on purpose."""
@@ -511,7 +524,7 @@ class Classifier(nn.Module):
         if torch.compiler.is_compiling():
             return check_features(self.backbone(x), self.num_features)
         if torch.is_grad_enabled():
-            self._seen.forget()
+            self._seen = Seen()  # a fused optimiser writes to the weights without a mark
             if self.training:
                 self._trained_since_fit = self._has_filled_posterior
         with explain_failure(x, self.backbone):
@@ -520,8 +533,8 @@ class Classifier(nn.Module):
         check_features(h, self.num_features, rows)
         if h.device != self.temperature.device:
             raise ValueError(
-                f"the backbone returned features on {h.device}, but the head is on {self.temperature.device}: "
-                "move the whole model, model.to(device)"
+                f"the backbone returned features on {h.device}, but the head is on "
+                f"{self.temperature.device}: move the whole model, model.to(device)"
             )
         return h
 
@@ -545,9 +558,15 @@ class Classifier(nn.Module):
         except torch.linalg.LinAlgError:
             self._raise_not_finite(h.abs().amax(1) < h.abs().amax(), "prediction")
             raise
-        parts = [answer] if isinstance(answer, Tensor) else [
-            part for part in vars(answer).values() if isinstance(part, Tensor) and part.is_floating_point()
-        ]
+        parts = (
+            [answer]
+            if isinstance(answer, Tensor)
+            else [
+                part
+                for part in vars(answer).values()
+                if isinstance(part, Tensor) and part.is_floating_point()
+            ]
+        )
         if eager(*parts):
             rows = torch.stack([torch.isfinite(part).reshape(len(part), -1).all(1) for part in parts]).all(0)
             if not bool(rows.all()):
@@ -555,13 +574,13 @@ class Classifier(nn.Module):
         return answer
 
     def _raise_not_finite(self, finite: Tensor, what: str) -> None:
-        """Raise a ValueError for the first example that is not ``finite`` (B,); names a weight if it is why."""
+        """Raise a ValueError that names a weight, or the first example that is not ``finite`` (B,)."""
         others = [(name, t) for name, t in self.named_buffers() if t.is_floating_point() and t.isnan().any()]
         self._refuse_non_finite((*self.named_parameters(), *self._own_buffers(), *others))
         row = int((~finite).int().argmax())
         raise ValueError(
-            f"no finite {what} for x, first in row {row}: its values are too large for {self.temperature.dtype}; "
-            "standardise the inputs, or leave this one out"
+            f"no finite {what} for x, first in row {row}: its values are too large for "
+            f"{self.temperature.dtype}; standardise the inputs, or leave this one out"
         )
 
     @staticmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,11 @@ class Ensemble(nn.Module):
 
     def __init__(self, members: Sequence[Classifier]) -> None:
         super().__init__()
+        if not isinstance(members, Iterable) or isinstance(members, str | Tensor):
+            raise TypeError(
+                f"members must be a list of models, got {type(members).__name__}: Ensemble([model])"
+            )
+        members = list(members)
         if len(members) == 0:
             raise ValueError("an Ensemble needs at least one member: Ensemble([model, ...])")
         if not all(isinstance(member, Classifier) for member in members):

@@ -37,6 +37,8 @@ def dataset_size(loader: Iterable[Any]) -> float | None:
 
 def _weight_of(batch: Any) -> float:
     _, y, weight = check_batch(batch, "loader")
+    if not isinstance(y, Tensor) or y.dim() == 0:
+        raise TypeError(f"loader must yield labels of a batch as a tensor, got {type(y).__name__}")
     return len(y) if weight is None else float(check_weight(weight, len(y)).double().sum())
 
 
@@ -52,6 +54,8 @@ def class_counts(loader: Iterable[Any], num_classes: int) -> Tensor | None:
     counts = torch.zeros(num_classes, dtype=torch.float64)
     for batch in _all_at_once(loader) or loader:
         _, y, weight = check_batch(batch, "loader")
+        if not isinstance(y, Tensor) or y.dim() == 0:
+            raise TypeError(f"loader must yield labels of a batch as a tensor, got {type(y).__name__}")
         weight = torch.ones(len(y)) if weight is None else check_weight(weight, len(y))
         y = check_class_labels(y, num_classes, len(y)).cpu()
         counts += torch.bincount(y, weight.cpu().double(), minlength=num_classes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Unpack, cast
@@ -19,7 +20,13 @@ from hetsngp.nn.backbones import BACKBONES
 from hetsngp.nn.extractor import Extractor
 from hetsngp.nn.heads import Head
 from hetsngp.nn.multi_input import input_stack
-from hetsngp.validation import check_choice, check_class_counts, check_num_classes
+from hetsngp.validation import (
+    check_choice,
+    check_class_counts,
+    check_generator,
+    check_num_classes,
+    out_of_memory,
+)
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,9 @@ class Method:
     def __call__(self, parts: Components) -> Head:
         return self.compose(parts)
 
+
+WIDEST = 2**40
+"""Most features of a backbone: more than any memory has room for."""
 
 METHODS: dict[str, Method] = {}
 """Methods by name, the only list of them that loops, evaluation and estimator use."""
@@ -116,6 +126,7 @@ def build(
     check_method(method)
     num_classes = check_num_classes(num_classes)
     resolved = check_options(options)
+    check_generator(generator, "cpu")
     width = _num_features(backbone)
     head = make_head(method, backbone, num_classes, resolved, generator)
     inputs = input_stack(backbone)
@@ -163,7 +174,17 @@ def make_head(
     generator: torch.Generator | None = None,
 ) -> Head:
     """Make the head of ``method`` for the features of ``backbone``, which is prepared for it, in place."""
-    head = METHODS[method](Components(backbone, _num_features(backbone), num_classes, options, generator))
+    parts = Components(backbone, _num_features(backbone), num_classes, options, generator)
+    try:
+        head = METHODS[method](parts)
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error) and "overflow" not in str(error):
+            raise
+        sizes = {name: getattr(options, name) for name in ("random_features", "rank", "num_members")}
+        raise MemoryError(
+            f"no memory for the head of method {method!r}, {num_classes} classes and {parts.num_features} "
+            f"features: lower {', '.join(f'{name}={value}' for name, value in sizes.items())}"
+        ) from error
     if options.class_counts is not None:
         head.set_class_counts(check_class_counts(options.class_counts, num_classes))
     elif options.dataset_size is not None:
@@ -195,7 +216,14 @@ def build_ensemble(
     >>> len(ensemble.members), ensemble(torch.zeros(5, 2)).shape
     (2, torch.Size([5, 3]))
     """
-    seeds = list(seeds)
+    if not callable(make_backbone) or isinstance(make_backbone, nn.Module):
+        raise TypeError(
+            f"make_backbone must be a function of a generator that returns a new network, got "
+            f"{type(make_backbone).__name__}: lambda generator: MyNetwork()"
+        )
+    if not isinstance(methods, Iterable) or isinstance(methods, torch.Tensor):
+        raise TypeError(f"methods must be a name or a list of names, got {type(methods).__name__}")
+    seeds = _check_seeds(seeds)
     members = []
     for method in [methods] if isinstance(methods, str) else methods:
         check_method(method)
@@ -210,11 +238,19 @@ def build_ensemble(
     return Ensemble(members)
 
 
+def _check_seeds(seeds: Any) -> list[int]:
+    if isinstance(seeds, Iterable) and not isinstance(seeds, str | torch.Tensor):
+        found = list(seeds)
+        if all(isinstance(s, numbers.Integral) and not isinstance(s, bool) for s in found):
+            return [int(seed) for seed in found]
+    raise TypeError(f"seeds must be whole numbers, one for each member, e.g. [0, 1, 2], got {seeds!r:.100}")
+
+
 def _num_features(backbone: nn.Module) -> int:
     if not isinstance(backbone, nn.Module):
         raise TypeError(f"backbone must be a torch.nn.Module, got {type(backbone).__name__}")
     width = getattr(backbone, "num_features", None)
-    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
+    if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= WIDEST:
         raise ValueError(
             f"{type(backbone).__name__}.num_features is {width!r}: set it to the width D of the features the "
             "backbone returns, e.g. backbone.num_features = 512"

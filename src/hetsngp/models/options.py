@@ -27,7 +27,7 @@ from hetsngp.choices import (
     PosteriorName,
     SamplerName,
 )
-from hetsngp.validation import check_choice, check_positive
+from hetsngp.validation import LARGEST_SIZE, MOST_POINTS, check_choice, check_positive, check_size
 
 ClassCounts = Sequence[float] | np.ndarray | Tensor
 
@@ -136,11 +136,13 @@ class Options:
     def __post_init__(self) -> None:
         for name in INTEGERS + FLOATS:
             value = getattr(self, name)
-            no_bound = name == "spectral_bound" and value == float("inf")
+            no_bound = name == "spectral_bound" and isinstance(value, float) and value == float("inf")
             if no_bound or (value is None and name in MAY_BE_NONE):
                 continue
             # NumPy's numbers become Python's, which JSON can hold.
             object.__setattr__(self, name, check_positive(name, value, integer=name in INTEGERS))
+            if name in INTEGERS and name != "dataset_size":
+                check_size(name, getattr(self, name), MOST.get(name, LARGEST_SIZE))
         for name, most in MAY_BE_ZERO.items():
             value = getattr(self, name)
             is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
@@ -149,6 +151,9 @@ class Options:
             object.__setattr__(self, name, float(value))
         if self.random_features % 2:
             raise ValueError(f"random_features must be even (sine–cosine pairs), got {self.random_features}")
+        if not isinstance(self.sample_beta, bool | np.bool_ | int) or self.sample_beta not in (0, 1):
+            raise ValueError(f"sample_beta must be True or False, got {self.sample_beta!r:.100}")
+        object.__setattr__(self, "sample_beta", bool(self.sample_beta))
         if self.class_counts is not None:
             object.__setattr__(self, "class_counts", _counts(self.class_counts))
         for name, allowed in CHOICES.items():
@@ -169,6 +174,8 @@ def _counts(counts: Any) -> list[float]:
         ) from None
 
 
+MOST = {"random_features": 2**20, "num_samples": MOST_POINTS}
+"""Largest values of some numbers: a posterior takes m² memory."""
 MAY_BE_ZERO = {"input_repetition": 1.0, "entropy_weight": float("inf")}
 """Numbers that may be zero, and the largest value of each; all others are positive."""
 _TYPES = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(Options).items()}

@@ -140,6 +140,11 @@ class InducingFeatures(KeepsPrecision):
         """Make the features from z (n, D), normalised features of training points."""
         wide = (z.cpu() if z.device.type == "mps" else z).double()  # mps has no float64
         gram = rbf_kernel(wide, wide, length_scale=float(length_scale))
+        if not bool(torch.isfinite(gram).all()):
+            raise ValueError(
+                "the kernel between training features is not finite: the features are too large for "
+                f"{z.dtype}; scale them to about one"
+            )
         self.length_scale.fill_(float(length_scale))
         self.points = z.to(self.length_scale).contiguous()
         # A kernel value has an error of about eps, n of them √n·eps together: over √λ at most 0.1 √eps.

@@ -160,7 +160,7 @@ def bound_spectrally(module: nn.Module, bound: float, *, keep: bool = False) -> 
     >>> bound_spectrally(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), 0.95)
     ['0', '2']
     """
-    if not 0 < bound < float("inf"):
+    if not isinstance(bound, int | float) or not 0 < bound < float("inf"):
         raise ValueError(f"the spectral bound must be positive and finite (0.95, or 6 for CNNs), got {bound}")
     hidden = {inner for outer in module.modules() if isinstance(outer, OPAQUE) for inner in outer.modules()}
     found = {name: layer for name, layer in module.named_modules() if layer not in hidden}
@@ -264,7 +264,7 @@ def _groups(layer: nn.Module) -> int:
 
 
 def _register(module: nn.Module, bound: float) -> None:
-    if not 0 < bound < float("inf"):
+    if not isinstance(bound, int | float) or not 0 < bound < float("inf"):
         raise ValueError(f"the spectral bound must be positive and finite (0.95, or 6 for CNNs), got {bound}")
     weight = cast(Tensor, module.weight)
     if not weight.is_floating_point():

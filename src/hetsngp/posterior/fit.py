@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -29,7 +30,6 @@ from hetsngp.validation import (
     check_inputs,
     check_loader,
     check_multi_hot,
-    check_not_negative,
     check_repeatable,
     check_weight,
 )
@@ -147,7 +147,8 @@ def fit_posterior(
             f"fit_posterior takes a model made by hetsngp.build or hetsngp.convert, or an Ensemble, got "
             f"{type(model).__name__}"
         )
-    check_not_negative("tolerance, nats of held-out NLL,", tolerance)
+    if isinstance(tolerance, bool) or not isinstance(tolerance, numbers.Real) or not tolerance >= 0:
+        raise ValueError(f"tolerance is nats of held-out NLL and must be at least 0, got {tolerance!r:.100}")
     if isinstance(model, Ensemble):
         check_repeatable(len(model.members), loader=loader, calibration=calibration)
     check_held_out(loader, calibration)

@@ -20,7 +20,7 @@ from torch import Tensor
 from hetsngp._moved import rename_keys, renamed_arguments, renamed_attribute
 from hetsngp.metrics import has_top_class
 from hetsngp.types import Prediction
-from hetsngp.validation import check_class_labels, check_multi_hot
+from hetsngp.validation import check_class_labels, check_multi_hot, check_plain
 
 MIN_EXAMPLES = 20
 """Held-out examples needed to claim that 95 % are correct."""
@@ -121,6 +121,7 @@ def set_thresholds(
     confident examples together would call every prediction of an accurate model confident.
     """
     _check_shares(correct, unfamiliar)
+    _check_prediction(prediction)
     hits, confidence = _hits(prediction, labels), _confidence(prediction)
     name = _score_name(prediction)
     score = None if name is None else _values(prediction, name)
@@ -152,6 +153,13 @@ def verdicts(prediction: Prediction, thresholds: Thresholds, class_names: Sequen
     >>> [verdict.text for verdict in verdicts(prediction, thresholds, ("cat", "dog", "owl"))]
     ['confident', 'ambiguous (dog or cat)', 'unfamiliar']
     """
+    _check_prediction(prediction)
+    if not isinstance(thresholds, Thresholds):
+        raise TypeError(
+            f"thresholds come from set_thresholds(prediction, labels), got {type(thresholds).__name__}"
+        )
+    if not isinstance(class_names, Sequence):
+        raise TypeError(f"class_names must be a list of names, got {type(class_names).__name__}")
     probs = torch.as_tensor(prediction.probs)
     if probs.shape[-1] != len(class_names):
         raise ValueError(f"{len(class_names)} class_names for {probs.shape[-1]} classes: name each once")
@@ -200,6 +208,13 @@ def most_probable(probs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 # --- thresholds and scores ------------------------------------------------------------------------------
+
+
+def _check_prediction(prediction: Any) -> None:
+    if not isinstance(prediction, Prediction):
+        raise TypeError(
+            f"verdicts are on a hetsngp.Prediction, model.predict(x), got {type(prediction).__name__}"
+        )
 
 
 def _check_shares(correct: Any, unfamiliar: Any) -> None:
@@ -260,7 +275,12 @@ def _confidence_threshold(confidence: Tensor, hits: Tensor, correct: float) -> f
 
 def _hits(prediction: Prediction, labels: Any) -> Tensor:
     """Whether each prediction is correct: (n,)."""
-    probs, labels = torch.as_tensor(prediction.probs).cpu(), torch.as_tensor(labels).cpu()
+    try:
+        labels = torch.as_tensor(labels)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"labels must be class numbers, or multi-hot labels: {error}") from error
+    check_plain("labels", labels)
+    probs, labels = torch.as_tensor(prediction.probs).cpu(), labels.cpu()
     examples, classes = probs.shape
     if examples == 0:
         raise ValueError("thresholds need held-out examples: give at least one, better a thousand or more")

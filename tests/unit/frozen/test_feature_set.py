@@ -297,3 +297,22 @@ def test_features_cannot_be_changed_by_accident() -> None:
     features: Any = sets()["plain"]
     with pytest.raises(AttributeError):
         features.h = torch.zeros(1)
+
+
+@pytest.mark.parametrize("value", [None, 3, "h", [1.0], torch.tensor(1.0)])
+def test_a_feature_set_holds_tensors(value: Any) -> None:
+    good = torch.ones(3, 2)
+    for arguments in (
+        (value, torch.arange(3)),
+        (good, value),
+        *([] if value is None else [(good, torch.arange(3), value)]),
+    ):
+        with pytest.raises(TypeError, match="of a FeatureSet must be a tensor"):
+            FeatureSet(*arguments)
+
+
+def test_reading_a_feature_set_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*FeatureSet\.save"):
+        FeatureSet.load(tmp_path / "nothing")
+    with pytest.raises(TypeError, match="path must be the name of a file"):
+        FeatureSet.load(3)  # type: ignore[arg-type]

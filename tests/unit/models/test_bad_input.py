@@ -451,3 +451,253 @@ def test_the_eval_forward_compiles(method: str) -> None:
     with torch.no_grad():
         expected = model(x)
         torch.testing.assert_close(torch.compile(model, backend="eager")(x), expected)
+
+
+# --- other forms and precisions, and failing backbones ------------------------------------------------------
+
+
+def _calls(model: Any) -> dict[str, Any]:
+    y = _data()[1]
+    return {
+        "predict": model.predict,
+        "predict_probs": model.predict_probs,
+        "model(x)": model,
+        "loss": lambda x: model.loss(x, y),
+        "utility": model.utility,
+        "fit_posterior": lambda x: hetsngp.fit_posterior(model, [(x, y)]),
+        "train": lambda x: loop.train(model, [(x, y)], epochs=1),
+        "validation": lambda x: loop.mean_nll(model, [(x, y)]),
+        "extract_features": lambda x: hetsngp.extract_features(model, [(x, y)]),
+    }
+
+
+CALLS = tuple(_calls(toy.build("sngp")))
+X = _data()[0]
+ODD_INPUTS: dict[str, tuple[Any, type[Exception], tuple[str, ...]]] = {
+    "float64": (X.double(), RuntimeError, ("torch.float64", "x.to(torch.float32)")),
+    "float16": (X.half(), RuntimeError, ("torch.float16", "x.to(torch.float32)")),
+    "int64": (X.long(), RuntimeError, ("torch.int64", "x.to(torch.float32)")),
+    "complex": (X.to(torch.complex64), RuntimeError, ("torch.complex64", "x.to(torch.float32)")),
+    "NumPy": (X.numpy(), TypeError, ("NumPy array (12, 2) of float32", "torch.as_tensor(x")),
+    "list": (X.tolist(), TypeError, ("a list of 12", "torch.as_tensor(x")),
+    "None": (None, TypeError, ("NoneType", "torch.as_tensor(x")),
+    "dict": ({"x": X}, TypeError, ("dict of 'x'", "form that the backbone takes")),
+    "width": (torch.ones(12, 3), RuntimeError, ("(12, 3)", "shape that the backbone takes")),
+    "meta": (X.to("meta"), ValueError, ("meta device", "no values")),
+    "sparse": (X.to_sparse(), TypeError, ("sparse", "to_dense()")),
+    "nested": (torch.nested.nested_tensor([X[0], X[1]]), TypeError, ("nested", "to_padded_tensor")),
+    "complex NaN": (X.to(torch.complex64) * NAN, ValueError, ("NaN or infinite", "row 0")),
+}
+
+
+@pytest.mark.parametrize("name", ODD_INPUTS)
+@pytest.mark.parametrize("call", CALLS)
+def test_inputs_that_the_backbone_cannot_take(call: str, name: str) -> None:
+    """torch's own words, what was given, and what to give instead."""
+    x, kind, words = ODD_INPUTS[name]
+    if (call, name) == ("model(x)", "meta"):
+        kind, words = RuntimeError, ("on meta", "weights are on cpu")
+    with refuses(kind, *words):
+        _calls(toy.trained("hetsngp"))[call](x)
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError, TypeError])
+def test_errors_of_the_backbone_keep_their_words_and_cause(kind: type[Exception]) -> None:
+    class Fails(Returns):
+        def forward(self, x: Tensor) -> Any:
+            raise kind("the width is wrong")
+
+    with refuses(kind, "the backbone failed on x", "(12, 2)", "the width is wrong") as caught:
+        hetsngp.build("sngp", Fails(None), 3, **toy.TINY)(X)
+    assert isinstance(caught.value.__cause__, kind)
+
+
+@pytest.mark.parametrize("error", [KeyError("mine"), OSError("mine"), torch.OutOfMemoryError("mine")])
+def test_other_errors_of_the_backbone_pass_unchanged(error: Exception) -> None:
+    class Fails(Returns):
+        def forward(self, x: Tensor) -> Any:
+            raise error
+
+    with pytest.raises(type(error)) as caught:
+        hetsngp.build("sngp", Fails(None), 3, **toy.TINY)(X)
+    assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    ("features", "kind", "words"),
+    [
+        (torch.ones(5, 16), ValueError, ("5 examples for 12", "batch first")),
+        (torch.ones(12, 16).long(), TypeError, ("torch.int64", "floating point")),
+        (torch.ones(12, 16).to_sparse(), TypeError, ("sparse", "dense")),
+        (torch.ones(12, 16, device="meta"), ValueError, ("on meta", "head is on cpu", "model.to(device)")),
+        (torch.full((12, 16), NAN), ValueError, ("no finite features", "row 0")),
+    ],
+)
+def test_features_that_a_head_cannot_take(features: Tensor, kind: type[Exception], words: Any) -> None:
+    model = toy.trained("sngp")
+    model.backbone = Returns(features)
+    with refuses(kind, *words):
+        model.predict(X)
+
+
+@pytest.mark.parametrize("method", METHOD_NAMES)
+@pytest.mark.parametrize("size", [1e8, 1e19, 1e30, 1e38, 3e38, 1e-39])
+def test_extreme_inputs_have_a_finite_answer_or_an_error(method: str, size: float) -> None:
+    model, x = toy.trained(method), X.sign() * size
+    for call in (model.predict, lambda x: model(x)):
+        answer, message = None, ""
+        try:
+            answer = call(x)
+        except ValueError as error:
+            message = str(error)
+        if answer is None:
+            assert size > 1e18
+            assert re.match(
+                r"no finite (features|prediction) for x, first in row \d+: .*standardise", message
+            )
+            continue
+        probs = answer.exp() if isinstance(answer, Tensor) else answer.probs
+        assert torch.isfinite(probs).all()
+        torch.testing.assert_close(probs.sum(-1), torch.ones(12), atol=2e-3, rtol=0)
+
+
+# --- weights that are not finite ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
+@pytest.mark.parametrize("method", METHOD_NAMES)
+def test_weights_that_are_not_finite_are_named(method: str, bad: float) -> None:
+    good = toy.trained(method)
+    names = [name for name, _ in good.named_parameters()]
+    names += [
+        name for name, t in good.head.named_buffers(prefix="head") if t.is_floating_point() and t.numel()
+    ]
+    for name in names:
+        model = toy.trained(method)
+        model.predict(X)  # so that the weights have been looked at before
+        with torch.no_grad():
+            tensor = (
+                model.get_parameter(name)
+                if name in dict(model.named_parameters())
+                else model.get_buffer(name)
+            )
+            tensor[(0,) * tensor.dim()] = bad
+        for call in (
+            model.predict,
+            model.predict_probs,
+            lambda x, model=model: hetsngp.fit_posterior(model, [(x, _data()[1])]),
+        ):
+            with refuses(ValueError, f"{name} has NaN or infinite values", "train again"):
+                call(X)
+
+
+def test_masks_of_a_backbone_may_be_infinite() -> None:
+    model = toy.trained("sngp")
+    model.backbone.register_buffer("mask", torch.tensor([0.0, -INF]))
+    model.predict(X)
+    model.backbone.isometry[0, 0] = NAN
+    with refuses(ValueError, "backbone.isometry has NaN"):
+        model.predict(X)
+
+
+def test_weights_are_looked_at_again_only_after_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hetsngp.models import classifier
+
+    model, looks = toy.trained("sngp"), []
+    found = classifier.first_non_finite
+    monkeypatch.setattr(classifier, "first_non_finite", lambda tensors: (looks.append(1), found(tensors))[1])
+    for _ in range(3):
+        model.predict(X)
+    assert len(looks) == 1
+    with torch.no_grad():
+        next(model.parameters()).mul_(2)
+    with pytest.warns(UserWarning, match="after its posterior was fitted"):
+        model.predict(X)
+    assert len(looks) == 2
+
+
+# --- labels and weights of held-out data, models, options ---------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [-1, 3])
+def test_labels_of_validation_out_of_range(bad: int) -> None:
+    x, y = _data()
+    y[2] = bad
+    with refuses(ValueError, "num_classes=3", "renumber"):
+        loop.train(toy.build("sngp"), [_data()], epochs=1, validation=[(x, y)])
+
+
+def test_labels_and_weights_of_validation_are_checked() -> None:
+    x, y = _data()
+    model = toy.trained("sngp")
+    with refuses(TypeError, "torch.float32", "y.long()"):
+        loop.mean_nll(model, [(x, y.float())])
+    with refuses(TypeError, "tensor of class numbers", "ndarray"):
+        loop.mean_nll(model, [(x, y.numpy())])
+    with refuses(ValueError, "finite and not negative"):
+        loop.mean_nll(model, [(x, y, -torch.ones(12))])
+    with refuses(ValueError, "multi-hot", "[0, 1]"):
+        loop.mean_nll(toy.trained("sngp", link="sigmoid"), [(x, _multi_hot(y) * 2)])
+
+
+@pytest.mark.parametrize("model", [None, "model", 3, nn.Linear(2, 3)])
+def test_functions_of_a_model_take_no_other_thing(model: Any) -> None:
+    for call in (
+        lambda: hetsngp.fit_posterior(model, [_data()]),
+        lambda: loop.train(model, [_data()], epochs=1),
+        lambda: loop.mean_nll(model, [_data()]),
+        lambda: hetsngp.extract_features(model, [_data()]),
+        lambda: hetsngp.fit_head(model, [_data()]),
+    ):
+        with refuses(TypeError, type(model).__name__):
+            call()
+    with refuses(TypeError, "members", type(model).__name__) if model is None else pytest.raises(TypeError):
+        hetsngp.Ensemble(model)
+
+
+@pytest.mark.parametrize("data", [None, 3, "data", X, X.numpy(), {}, nn.Linear(2, 2)])
+def test_loaders_that_are_none(data: Any) -> None:
+    model = toy.trained("sngp")
+    for call in (hetsngp.fit_posterior, lambda m, d: loop.train(m, d, epochs=1), hetsngp.extract_features):
+        with refuses(TypeError, "loader", "DataLoader", type(data).__name__):
+            call(model, data)
+    with refuses(TypeError, "one batch", "[(x, y)]"):
+        loop.train(model, _data(), epochs=1)
+    with refuses(TypeError, "Dataset", "wrap it"):
+        loop.train(model, TensorDataset(*_data()), epochs=1)
+
+
+@pytest.mark.parametrize("value", [10**12, 2**70])
+def test_sizes_that_no_computer_has_room_for(value: int) -> None:
+    for name in ("rank", "random_features", "num_samples", "num_members", "latent_dim"):
+        with refuses(ValueError, name, "at most"):
+            toy.build("hetsngp", **{name: value})
+    with refuses(ValueError, "num_classes", "at most"):
+        hetsngp.build("hetsngp", toy.backbone(), value)
+    with refuses(ValueError, "num_samples", "at most"):
+        toy.trained("hetsngp").predict(X, num_samples=value)
+
+
+@pytest.mark.parametrize("generator", [0, "0", True, [0]])
+def test_generators_that_are_none(generator: Any) -> None:
+    model = toy.trained("hetsngp")
+    for call in (
+        lambda: model.predict(X, generator=generator),
+        lambda: model.loss(X, _data()[1], generator=generator),
+        lambda: loop.train(model, [_data()], epochs=1, generator=generator),
+        lambda: hetsngp.build("sngp", toy.backbone(), 3, generator=generator),
+    ):
+        with refuses(TypeError, "torch.Generator", type(generator).__name__, "manual_seed"):
+            call()
+
+
+def test_training_a_frozen_model() -> None:
+    with refuses(ValueError, "every parameter is frozen", "requires_grad_(True)"):
+        loop.train(toy.build("sngp").requires_grad_(False), [_data()], epochs=1)
+
+
+def test_values_are_not_looked_at_in_a_transform() -> None:
+    """vmap cannot branch on values."""
+    model = toy.trained("deterministic")
+    found = torch.func.vmap(lambda row: model(row[None])[0])(X)
+    torch.testing.assert_close(found, model(X))
