@@ -33,7 +33,7 @@ _TIMM_KEYS = {"model_name", "num_classes", "global_pool", "drop_rate", "in_chans
 _TORCHVISION_KEYS = {"name", "num_classes"}
 _TRANSFORMERS_KEYS = {"class", "config"}
 # A name of timm's own list: other sources have a scheme or a path ("hf-hub:…", "local-dir:…").
-_TIMM_NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?")
+_TIMM_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)?")
 # Where the network came from: transformers does not need it to construct one.
 _IGNORED = ("_name_or_path", "name_or_path", "_commit_hash")
 # Keys of transformers' configs that name weights, code or files, at any depth.
