@@ -33,7 +33,7 @@ _TIMM_KEYS = {"model_name", "num_classes", "global_pool", "drop_rate", "in_chans
 _TORCHVISION_KEYS = {"name", "num_classes"}
 _TRANSFORMERS_KEYS = {"class", "config"}
 # A name of timm's own list: other sources have a scheme or a path ("hf-hub:…", "local-dir:…").
-_TIMM_NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?")
+_TIMM_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)?")
 # Where the network came from: transformers does not need it to construct one.
 _IGNORED = ("_name_or_path", "name_or_path", "_commit_hash")
 # Keys of transformers' configs that name weights, code or files, at any depth.
@@ -174,7 +174,7 @@ def offline() -> Iterator[None]:
     """Context in which this thread makes no connection, whatever the library's code tries."""
     global _installed
     with _install:
-        if not _installed:  # a hook of the interpreter cannot be removed; it costs 0.1 µs an event
+        if not _installed:  # a hook of the interpreter cannot be removed; it costs 0.4 µs an event
             sys.addaudithook(_refuse_connection)
             _installed = True
     before, _offline.active = _offline.active, True

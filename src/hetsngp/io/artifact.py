@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -211,11 +212,12 @@ def _not_finite(tensors: Mapping[str, Tensor], model: nn.Module) -> str | None:
     for name, tensor in tensors.items():
         if tensor.numel() == 0 or not (tensor.is_floating_point() or tensor.is_complex()):
             continue
-        extremes = torch.stack((torch.view_as_real(tensor) if tensor.is_complex() else tensor).aminmax())
+        extremes = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).aminmax()
+        low, high = map(float, extremes)  # both are NaN where a value is
         may_be_infinite = name not in parameters and name.startswith("backbone.")
         may_be_infinite = may_be_infinite and name.rpartition(".")[2] not in _FINITE_BUFFERS
-        if bool(extremes.isnan().any()) or not (may_be_infinite or bool(extremes.isfinite().all())):
-            values = "NaN" if bool(extremes.isnan().any()) else "infinite values"
+        if math.isnan(low) or not (may_be_infinite or (math.isfinite(low) and math.isfinite(high))):
+            values = "NaN" if math.isnan(low) else "infinite values"
             return f"{name} has {values}: did the training diverge? Train again with a lower learning rate"
     return None
 

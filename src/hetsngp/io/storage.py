@@ -100,7 +100,7 @@ def read_mapped(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             return config, _map_weights(folder, config)
         except _WeightsMissing:
             before, config = config, _read_config(folder)
-            if config == before:
+            if config == before and not (folder / config["weights"]).is_file():
                 raise
     raise ArtifactError(f"{folder} is saved again and again while it is read: wait until that ends")
 
@@ -195,7 +195,9 @@ def _map_tensors(file: Path) -> dict[str, Tensor] | Exception:
             return {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118
     except OSError:
         raise
-    except Exception as error:  # SafetensorError, or one of torch for a type it does not have
+    except Exception as error:  # SafetensorError, or one of torch, which opens the file once more
+        if os.strerror(errno.ENOENT) in str(error):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file) from error
         return error
 
 

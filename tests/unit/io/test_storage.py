@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from hetsngp import files
@@ -192,6 +193,27 @@ def test_a_reader_needs_no_permission_to_write(saved: Path) -> None:
         assert sorted(os.listdir(saved)) == files_before
     finally:
         saved.chmod(0o755)
+
+
+def test_weights_that_go_and_come_back_while_they_are_opened(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two models are saved in turn. safetensors opens the file, then torch does, which may find it gone."""
+    left = [1, 1, 1]
+
+    def late(file: Path, framework: str) -> Any:
+        if left:
+            left.pop()
+            storage.write(saved, VALUES, tensors(2.0))
+            with pytest.raises(RuntimeError) as caught:
+                torch.UntypedStorage.from_file(str(file), False, 4)
+            storage.write(saved, VALUES, tensors(1.0))
+            raise caught.value
+        return safe_open(file, framework=framework)
+
+    monkeypatch.setattr(storage, "safe_open", late)
+    assert float(storage.read(saved)[1]["a"][0]) == 1.0
+    assert left == []
 
 
 def _save_rounds(folder: Path, value: float, rounds: int) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 import hetsngp
 from hetsngp import ArtifactError
+from hetsngp.files import with_checksum
 from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig, Trained, run
 from hetsngp.training.checkpointing.checkpoint_files import copy_state, has_state, read_state, write_state
 
@@ -151,7 +152,7 @@ def test_a_damaged_file_is_named(which: str, damage: str, tmp_path: Path) -> Non
 def test_a_description_that_is_none_of_ours_is_refused(state: Any, tmp_path: Path) -> None:
     write_state(tmp_path, {})
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "state": state}))
+    (tmp_path / "config.json").write_text(json.dumps(with_checksum({**config, "state": state})))
     with pytest.raises(ArtifactError, match="is not a training state"):
         read_state(tmp_path)
 
