@@ -7,8 +7,10 @@
 from __future__ import annotations
 
 import bz2
+import csv
 import difflib
 import gzip
+import io
 import lzma
 import re
 import warnings
@@ -37,6 +39,8 @@ _DATE = re.compile(
     r"|\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
 )
 MISSING = ("error", "mean")
+HEAD_BYTES, MOST_SURPLUS = 2**22, 32
+"""Part of a text file in which the header and the first row are counted, and their largest difference."""
 MOST_CATEGORIES = 1000
 """Largest number of categories; a column of text with more is likely a name or an identifier."""
 FEW_VALUES = 20
@@ -301,8 +305,8 @@ def read_frame(path: Path, text: Sequence[str] = ()) -> Any:
         raise FileNotFoundError(f"there is no file {path}")
     try:
         frame = _read_parquet(path) if kind in PARQUET else _read_text(path, SEPARATORS[kind])
-    except LimitExceeded:
-        raise
+    except LimitExceeded as error:
+        raise LimitExceeded(str(error)) from error
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{path} is not text in UTF-8 ({error}): save it as that, e.g. with pandas.read_csv(path, "
@@ -328,10 +332,30 @@ def read_frame(path: Path, text: Sequence[str] = ()) -> Any:
 def _read_text(path: Path, separator: str) -> Any:
     plain: dict[str, Any] = {"dtype": str, "keep_default_na": False, "na_values": [""], "sep": separator}
     with _expanded(path) as stream:
-        header = _pandas().read_csv(stream, nrows=0, **plain)
-    TABLE_COLUMNS.check(len(header.columns), str(path))
+        _check_width(path, stream.read(HEAD_BYTES).decode("utf-8", "replace"), separator)
     with _expanded(path) as stream:
         return _pandas().read_csv(stream, **plain)
+
+
+def _check_width(path: Path, head: str, separator: str) -> None:
+    """Check the numbers of columns and of fields: pandas would take minutes for a million, and takes surplus
+    fields of the first row as an index.
+    """
+    rows = (row for row in csv.reader(io.StringIO(head, newline=""), delimiter=separator) if row)
+    try:
+        names, first = next(rows, []), next(rows, [])
+    except csv.Error:  # a field of more than 128 KiB
+        return
+    TABLE_COLUMNS.check(len(names), str(path))
+    if len(first) > len(names) + MOST_SURPLUS:
+        raise _surplus(path, first[0])
+
+
+def _surplus(path: Path, begin: str) -> ValueError:
+    return ValueError(
+        f"{path}: rows have more fields than the header has names, e.g. the one that begins with "
+        f"{begin!r:.100}: give every column a name, or remove separators at the ends of the rows"
+    )
 
 
 def _expanded(path: Path) -> IO[bytes]:
@@ -399,10 +423,7 @@ def _check_fields(path: Path, frame: Any, separator: str) -> None:
             "decimal=',' where numbers have a comma"
         )
     if type(frame.index).__name__ != "RangeIndex":  # pandas takes surplus fields as the index
-        raise ValueError(
-            f"{path}: rows have more fields than the header has names, e.g. the one that begins with "
-            f"{frame.index[0]!r}: give every column a name, or remove separators at the ends of the rows"
-        )
+        raise _surplus(path, str(frame.index[0]))
 
 
 def _from_text(series: Any) -> Any:

@@ -12,6 +12,7 @@ import torch
 from hetsngp._moved import renamed_arguments
 from hetsngp.files import replace_file
 from hetsngp.serving.predictions import PredictionRecord
+from hetsngp.serving.text_tables import printable
 
 MAX_IMAGES = 64
 COLUMNS, MAX_LETTERS = 8, 24
@@ -100,9 +101,10 @@ def _legend(figure: Any, kinds: Sequence[str], across: int) -> None:
 def _wrap(text: str) -> list[str]:
     """One line, or two: the verdict and its classes."""
     if len(text) <= MAX_LETTERS:
-        return [text]
+        return [_shorten(text, MAX_LETTERS)]
     return [_shorten(part, MAX_LETTERS) for part in text.split(" ", 1)]
 
 
 def _shorten(text: str, letters: int) -> str:
+    text = printable(text)
     return text if len(text) <= letters else f"{text[: letters - 1]}…"

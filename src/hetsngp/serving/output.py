@@ -22,7 +22,7 @@ from hetsngp.serving.predictions import (
     predict_files,
     predict_set,
 )
-from hetsngp.serving.text_tables import align_rows
+from hetsngp.serving.text_tables import align_rows, printable
 
 __all__ = ["PredictionRecord", "as_json", "as_text", "predict_and_show", "predict_files", "predict_set"]
 
@@ -142,14 +142,9 @@ def _is_set(source: str) -> bool:
 
 def _cells(record: PredictionRecord) -> tuple[str, ...]:
     numbers = (record.confidence, record.data_uncertainty, record.model_uncertainty)
-    label, given = (_shorten(_printable(text)) for text in (record.label, record.given or ""))
-    text = _printable(record.text)
-    return (_printable(record.name), label, given, *(f"{number:.3f}" for number in numbers), text)
-
-
-def _printable(text: str) -> str:
-    """Escape line breaks and letters that a terminal cannot show: file names may hold anything."""
-    return text if text.isprintable() else ascii(text)[1:-1]
+    label, given = (_shorten(printable(text)) for text in (record.label, record.given or ""))
+    text = printable(record.text)
+    return (printable(record.name), label, given, *(f"{number:.3f}" for number in numbers), text)
 
 
 def _shorten(text: str) -> str:

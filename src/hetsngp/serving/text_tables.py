@@ -76,6 +76,11 @@ def align_rows(
     return lines, widths
 
 
+def printable(text: str) -> str:
+    """Escape line breaks and letters that cannot be shown: file names may hold anything."""
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
 def markdown_table(headings: Cells, rows: Sequence[Cells], *, num_names: int = 1) -> str:
     """Table in Markdown.
 

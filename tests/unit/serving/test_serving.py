@@ -459,6 +459,24 @@ def test_readers_of_a_run_see_the_old_or_the_new_model(copied: Path) -> None:
     assert writes > 3
 
 
+def test_a_batch_of_large_images_is_smaller(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 images of 2,048 pixels would take 3 GB."""
+    from hetsngp.serving.predictions import _bounded
+
+    for side, expected in ((SIDE, 64), (224, 64), (512, 64), (1024, 21), (2048, 5)):
+        assert _bounded(64, dataclasses.replace(served.inputs, size=(side, side))) == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["a$\\frac{$b^{$.png", "$$.png", "a\udcff.png", "a\x00\n.png", "\u202egnp.exe"]
+)
+def test_a_contact_sheet_shows_any_name(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    one = record(name, label=name, given=name)
+    draw_contact_sheet([one], [torch.zeros(3, 8, 8).byte()], tmp_path / "sheet.png")
+    assert Image.open(tmp_path / "sheet.png").width > 100
+
+
 def test_what_is_no_finished_run(tmp_path: Path, finished: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"there is no run.*hetsngp train --out"):
         open_run(tmp_path / "nowhere")

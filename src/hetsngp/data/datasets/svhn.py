@@ -61,8 +61,8 @@ def _check_headers(found: dict[str, tuple[tuple[int, ...], str]], file: Path) ->
     """Check kind and size before data are read: SciPy recurses into cells, and expands what is compressed."""
     for name in ("X", "y"):
         shape, kind = found[name]
-        if kind not in NUMBERS:
-            raise ValueError(f"{name} is a {kind}, not numbers")
+        if kind not in NUMBERS or any(side < 0 for side in shape):
+            raise ValueError(f"{name} is a {kind} of shape {shape}, not numbers")
         needed = math.prod(shape) * NUMBERS[kind]
         if needed > file.stat().st_size:
             ARRAY_BYTES.check(needed, f"{name} of {file}")

@@ -87,17 +87,26 @@ def subfolders(folder: Path) -> list[str]:
 
 def image_names(folder: Path, *, deep: bool = False) -> Iterator[str]:
     """Names of the images in a folder, in no order; ``deep``: also those in its folders, as "folder/name"."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            # By name first: asking the file system about each of a million files is slow.
-            name = entry.name
-            image = name.lower().endswith(ENDINGS)
-            if name.startswith(".") or not (image or deep):
-                continue
-            if image and entry.is_file():
-                yield name
-            elif _is_dir(entry) and deep:
-                yield from (f"{name}/{inner}" for inner in image_names(folder / name, deep=True))
+    return _file_names(folder, deep, lambda name: name.lower().endswith(ENDINGS))
+
+
+def _file_names(folder: Path, deep: bool, wanted: Callable[[str], bool]) -> Iterator[str]:
+    """Names of files for which ``wanted`` is true; names that begin with a dot are skipped."""
+    remaining = [""]
+    while remaining:
+        inner = remaining.pop()
+        with os.scandir(folder / inner) as entries:
+            for entry in entries:
+                # By name first: asking the file system about each of a million files is slow.
+                name = entry.name
+                found = wanted(name)
+                if name.startswith(".") or not (found or deep):
+                    continue
+                if found and _is_file(entry):
+                    yield inner + name
+                elif _is_dir(entry) and deep:
+                    _check_no_loop(entry)
+                    remaining.append(f"{inner}{name}/")
 
 
 def class_files(
@@ -141,16 +150,35 @@ def class_files(
 
 
 def _others(folder: Path) -> str:
-    files = sorted(file.name for file in folder.rglob("*") if file.is_file())
+    files = sorted(_file_names(folder, True, lambda name: True))
     if not files:
         return "no files"
     endings = ", ".join(ENDINGS)
     return f"{len(files)} files, such as {files[0]}, and none that Pillow knows as an image ({endings})"
 
 
+def _ask(entry: os.DirEntry[str], question: Callable[[], bool]) -> bool:
+    try:
+        return question()
+    except OSError as error:  # a link to itself, a folder that may not be read
+        raise OSError(f"{entry.path} cannot be read ({error.strerror}): correct or remove it") from error
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    return _ask(entry, entry.is_file)
+
+
+def _check_no_loop(entry: os.DirEntry[str]) -> None:
+    """Check that a link does not lead back to a folder that contains it: its images would come many times."""
+    if entry.is_symlink():
+        target, here = os.path.realpath(entry.path), os.path.realpath(os.path.dirname(entry.path))
+        if os.path.commonpath([target, here]) == target:
+            raise ValueError(f"{entry.path} is a link to a folder that contains it: remove the link")
+
+
 def _is_dir(entry: os.DirEntry[str]) -> bool:
     """Whether it is a folder; a link that leads nowhere might have been one, or an image, and is an error."""
-    if entry.is_dir():
+    if _ask(entry, entry.is_dir):
         return True
     if entry.is_symlink() and not os.path.exists(entry.path):
         raise FileNotFoundError(

@@ -24,6 +24,8 @@ KINDS = ("jpg", "jpeg", "png", "webp")
 _NAME = re.compile(r"((?:.*/)?[^/.]+)\.([^/]+)")
 _WNID_FILE = re.compile(rf"(?:.*/)?({WNID.pattern})[_/][^/]*")
 _BLOCK = 512
+FORGED = (ArithmeticError, LookupError, TypeError, ValueError, RecursionError, MemoryError)
+"""Errors of tarfile on headers that no program writes."""
 LONGEST_NUMBER = 18
 """Digits of a class number in a text."""
 _NUMBERING = (
@@ -189,9 +191,10 @@ def _next(tar: tarfile.TarFile) -> tarfile.TarInfo | None:
     tar.members.clear()  # type: ignore[attr-defined]
     try:
         member = tar.next()
-    except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
-        raise tarfile.ReadError(f"an invalid header: {error}") from error
-    if member is not None and tar.offset <= member.offset:  # a forged size, which leads back to the beginning
+    except FORGED as error:
+        raise tarfile.ReadError(f"an invalid header, {error!r:.100}") from error
+    # A negative size, which may lead back to a member before.
+    if member is not None and (member.size < 0 or tar.offset <= member.offset):
         raise tarfile.ReadError(f"a member of {member.size} bytes")
     return member
 
@@ -233,7 +236,7 @@ def _opened(shard: Path) -> Iterator[tarfile.TarFile]:
     """Open a tar file; errors in reading it name it."""
     try:
         check_regular(shard)
-        with tarfile.open(shard, "r:") as tar:
+        with _open_tar(shard) as tar:
             yield tar
     except FileNotFoundError as error:
         raise FileNotFoundError(f"there is no file {shard} any more: open the data set again") from error
@@ -251,6 +254,13 @@ def _opened(shard: Path) -> Iterator[tarfile.TarFile]:
             f"{shard} is no whole tar file ({error}): it was cut off, damaged, or is compressed; copy it "
             "again, or unpack it with gunzip"
         ) from error
+
+
+def _open_tar(shard: Path) -> tarfile.TarFile:
+    try:
+        return tarfile.open(shard, "r:")  # reads the first header
+    except FORGED as error:
+        raise tarfile.ReadError(f"an invalid header, {error!r:.100}") from error
 
 
 def _parse(meta: bytes) -> dict[str, Any]:
