@@ -535,3 +535,113 @@ def test_nan_without_a_checkpoint_says_so(engine: Engine, tmp_path: Path) -> Non
         with pytest.raises(FloatingPointError, match=r"epoch 1: lower lr \(now 0.05\); no checkpoint"):
             train(engine, checkpoints, CONFIG, loader, model)
         assert not has_state(tmp_path / "checkpoint")
+
+
+# --- a state that hetsngp did not write -------------------------------------------------------------------
+
+
+def forged(state: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy of ``state`` with another value, or without one, at ``path``."""
+    *outer, last = path.split("/")
+    copied = inner = dict(state)
+    for name in outer:
+        inner[name] = list(inner[name]) if isinstance(inner[name], list) else dict(inner[name])
+        inner = inner[name]
+    if value is MISSING:
+        del inner[last]
+    else:
+        inner[last] = value
+    return copied
+
+
+MISSING = object()
+FORGED: list[tuple[str, Any]] = [
+    *((name, MISSING) for name in ("plan", "about", "place", "rows", "model", "optimizer", "rng", "loader")),
+    *((name, value) for name in ("world_size", "best") for value in (-1, "1", None, True, 1.5)),
+    *(
+        (name, value)
+        for name in ("rate", "finished", "watched", "statistics", "entrance")
+        for value in ("x", {})
+    ),
+    ("rate", math.nan),
+    ("rows", torch.zeros(2, 3)),
+    ("rows", torch.zeros(7)),
+    ("place/epoch", "2"),
+    ("place/batches", -1),
+    ("place/seen", MISSING),
+    ("place/total", 0.5),
+    ("place/other", 1),
+    ("plan/schedule", 3),
+    ("plan/lr", torch.ones(1)),
+    ("plan/accumulate", {1: 2}),
+    ("about/examples", {"x": torch.ones(1)}),
+    ("model", {1: torch.ones(1)}),
+    ("model/head.temperature", "warm"),
+    ("average", {"steps": "1", "state": {}}),
+    ("average", {}),
+    ("statistics", [{}]),
+    ("statistics", [{}, {"a": 1}]),
+    ("optimizer/param_groups", None),
+    ("optimizer/param_groups", [1]),
+    ("optimizer/state", []),
+    ("optimizer/state", {0: 3}),
+    ("optimizer/state", {"0": {}}),
+    ("optimizer/state", {10**6: {}}),
+    ("optimizer/state", {0: {"step": torch.tensor(1.0), "exp_avg": torch.ones(1)}}),
+    ("points", torch.zeros(3)),
+    ("rng/torch", torch.zeros(1, 3)),
+    ("rng/torch", torch.zeros(1, 5056, dtype=torch.uint8)),
+    ("rng/torch", torch.tensor(0)),
+    ("rng/numpy", torch.zeros(1, 3)),
+    ("rng/numpy_rest", torch.tensor([[10.0**6, 0.0, 0.0]])),
+    ("rng/numpy_rest", torch.tensor([[math.nan, 0.0, 0.0]])),
+    ("epoch_rng/python", torch.full((1, 625), 2**40)),
+    ("epoch_rng/python_rest", torch.zeros(1, 2)),
+    ("epoch_rng/python", MISSING),
+    ("loader", [1]),
+    ("loader", [torch.zeros(2)]),
+    ("scaler", 3),
+    ("batch", "6"),
+]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_state_of_other_types_is_damage(alone: bool, engine: Engine, tmp_path: Path) -> None:
+    """Their checksums are right: it is the content that nothing could be resumed from."""
+    checkpoints, want = begun(engine, tmp_path / "run"), train(engine, None)
+    state = read_state(tmp_path / "run" / "checkpoint")
+    for i, (path, value) in enumerate(FORGED):
+        folder = tmp_path / str(i)
+        shutil.copytree(tmp_path / "run", folder)
+        write_state(folder / "checkpoint", forged(state, path, value))
+        if alone:
+            shutil.rmtree(folder / "checkpoint-previous")
+            with pytest.raises(ArtifactError, match=f"{folder}/checkpoint"):
+                train(engine, replace(checkpoints, folder=folder))
+        elif i % 8 == 0:
+            with pytest.warns(
+                UserWarning, match=f"{folder}/checkpoint .*resuming from the checkpoint before"
+            ):
+                assert same_weights(train(engine, replace(checkpoints, folder=folder)).model, want.model)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_refused(value: float, engine: Engine, tmp_path: Path) -> None:
+    checkpoints = begun(engine, tmp_path)
+    shutil.rmtree(tmp_path / "checkpoint-previous")
+    state = read_state(tmp_path / "checkpoint")
+    name = next(name for name, _ in toy.build("sngp").named_parameters())
+    state["model"][name].view(-1)[-1] = value
+    write_state(tmp_path / "checkpoint", state)
+    with pytest.raises(ArtifactError, match=f"{name} has weights that are not finite"):
+        train(engine, checkpoints)
+
+
+def test_weights_of_another_type_are_refused(engine: Engine, tmp_path: Path) -> None:
+    checkpoints = begun(engine, tmp_path)
+    state = read_state(tmp_path / "checkpoint")
+    name = next(name for name, _ in toy.build("sngp").named_parameters())
+    state["model"][name] = state["model"][name].long()
+    write_state(tmp_path / "checkpoint", state)
+    with pytest.raises(ValueError, match=rf"{name} has type torch.int64 in the checkpoint"):
+        train(engine, checkpoints)

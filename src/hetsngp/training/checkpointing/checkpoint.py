@@ -132,7 +132,9 @@ class Checkpointer:
         except (LookupError, TypeError, AttributeError, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise
-            raise ArtifactError(f"{folders[generation]} cannot be resumed: {error!r:.300}") from error
+            raise ArtifactError(
+                f"{folders[generation]} cannot be resumed: {type(error).__name__}: {str(error)[:300]}"
+            ) from error
 
     def _newest(
         self, folders: list[Path], first: int
