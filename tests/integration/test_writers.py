@@ -108,9 +108,9 @@ class Data(Dataset):
     def __len__(self):
         return 64
     def __getitem__(self, index):
-        end = time.monotonic() + 140  # the worker outlives its process, which is killed
-        while sys.argv[2] == "stops" and index > 20 and not Path(sys.argv[3]).exists() and time.monotonic() < end:
-            time.sleep(0.05)
+        stops, end = sys.argv[2] == "stops" and index > 20, time.monotonic() + 140
+        while stops and not Path(sys.argv[3]).exists() and time.monotonic() < end:
+            time.sleep(0.05)  # the worker outlives its process, which is killed
         return torch.randn(2), index % 2
 
 if __name__ == "__main__":
