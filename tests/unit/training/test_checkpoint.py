@@ -427,6 +427,26 @@ def test_damaged_weights_of_the_best_epoch_fall_back_too(engine: Engine, tmp_pat
     assert same_weights(trained.model, want.model)
 
 
+@pytest.mark.parametrize("how", ["weights", "config", "missing", "folder"])
+def test_a_checkpoint_that_is_damaged_while_the_run_goes_on(how: str, engine: Engine, tmp_path: Path) -> None:
+    """The run does not need it: it writes the next one. A folder that was removed is made again."""
+
+    class Damaging(Loader):
+        def __iter__(self) -> Any:
+            for batch in super().__iter__():
+                if self.seen == 6 and how == "folder":
+                    shutil.rmtree(tmp_path / "run")
+                elif self.seen == 6:
+                    damage(tmp_path / "run" / "checkpoint", how)
+                yield batch
+
+    checkpoints = CheckpointConfig(tmp_path / "run", seconds=0, tensorboard=False)
+    trained = train(engine, checkpoints, loader=Damaging())
+    assert same_weights(trained.model, train(engine, None).model)
+    assert read_state(tmp_path / "run" / "checkpoint")["finished"]
+    assert not read_state(tmp_path / "run" / "checkpoint-previous")["finished"]
+
+
 def test_two_generations_take_the_space_of_two(engine: Engine, tmp_path: Path) -> None:
     """While the newer one is written the older is a second name of the present one."""
     begun(engine, tmp_path)
@@ -605,24 +625,18 @@ FORGED: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("alone", [False, True])
-def test_a_state_of_other_types_is_damage(alone: bool, engine: Engine, tmp_path: Path) -> None:
+def test_a_state_of_other_types_is_damage(engine: Engine, tmp_path: Path) -> None:
     """Their checksums are right: it is the content that nothing could be resumed from."""
-    checkpoints, want = begun(engine, tmp_path / "run"), train(engine, None)
-    state = read_state(tmp_path / "run" / "checkpoint")
-    for i, (path, value) in enumerate(FORGED):
-        folder = tmp_path / str(i)
-        shutil.copytree(tmp_path / "run", folder)
-        write_state(folder / "checkpoint", forged(state, path, value))
-        if alone:
-            shutil.rmtree(folder / "checkpoint-previous")
-            with pytest.raises(ArtifactError, match=f"{folder}/checkpoint"):
-                train(engine, replace(checkpoints, folder=folder))
-        elif i % 8 == 0:
-            with pytest.warns(
-                UserWarning, match=f"{folder}/checkpoint .*resuming from the checkpoint before"
-            ):
-                assert same_weights(train(engine, replace(checkpoints, folder=folder)).model, want.model)
+    checkpoints, want = begun(engine, tmp_path), train(engine, None)
+    state = read_state(tmp_path / "checkpoint")
+    (tmp_path / "checkpoint-previous").rename(tmp_path / "before")
+    for path, value in FORGED:
+        write_state(tmp_path / "checkpoint", forged(state, path, value))
+        with pytest.raises(ArtifactError, match=f"{tmp_path}/checkpoint"):
+            train(engine, checkpoints)
+    (tmp_path / "before").rename(tmp_path / "checkpoint-previous")
+    with pytest.warns(UserWarning, match=f"{tmp_path}/checkpoint .*resuming from the checkpoint before it"):
+        assert same_weights(train(engine, checkpoints).model, want.model)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
