@@ -31,10 +31,10 @@ from tools.attacks.harness import (
 from tools.attacks.small_runs import Ended, digest_of, leftovers, run_command, warm_up, write_data
 
 ATTACK = "kills"
-RANDOM_KILLS = 24
+RANDOM_KILLS = 18
 MEMORY_SIZES = (0, 5, 10, 20, 30, 50, 80)
 """MiB beyond what the process has before it begins."""
-STRIDE = {"train": 2, "evaluate": 4, "demo": 4}
+STRIDE = {"train": 2, "evaluate": 8, "demo": 8}
 """Every so many file operations of a command are killed at; half of those of a training are 100 and more."""
 
 

@@ -20,7 +20,13 @@ from torch import Tensor
 import hetsngp
 from hetsngp import ArtifactError
 from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig, Trained, run
-from hetsngp.training.checkpointing.checkpoint_files import copy_state, has_state, read_state, write_state
+from hetsngp.training.checkpointing.checkpoint_files import (
+    copy_state,
+    has_state,
+    read_state,
+    remove_unused,
+    write_state,
+)
 
 pytest.importorskip("lightning")
 
@@ -659,3 +665,25 @@ def test_weights_of_another_type_are_refused(engine: Engine, tmp_path: Path) -> 
     write_state(tmp_path / "checkpoint", state)
     with pytest.raises(ValueError, match=rf"{name} has type torch.int64 in the checkpoint"):
         train(engine, checkpoints)
+
+
+def test_what_safetensors_leaves_when_it_is_killed_is_known_as_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes a temporary file of its own beside the one that it was asked for."""
+    import safetensors.torch
+
+    def killed(tensors: Any, file: Path, metadata: Any = None) -> None:
+        (file.parent / ".tmpAbCdEf").write_bytes(b"half")
+        raise Died
+
+    write_state(tmp_path, {"old": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(safetensors.torch, "save_file", killed)
+        patch.setattr(shutil, "rmtree", lambda *args, **options: None)  # as where nothing runs any more
+        with pytest.raises(Died):
+            write_state(tmp_path, {"new": torch.ones(5)})
+    assert [file.name for file in tmp_path.rglob(".tmp*")] == [".tmpAbCdEf"]
+    remove_unused(tmp_path)
+    assert not list(tmp_path.rglob(".*"))
+    assert read_state(tmp_path) == {"old": 1}
