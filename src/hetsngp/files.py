@@ -7,6 +7,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -85,13 +86,19 @@ def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
+    # safetensors writes a temporary file of its own, whose name would not tell that it is ours.
+    inside = temporary_file(file.parent)
+    inside.mkdir()
     try:
-        save_file(tensors, file, metadata={"format": "pt"})
+        save_file(tensors, inside / file.name, metadata={"format": "pt"})
+        os.replace(inside / file.name, file)
     except SafetensorError as error:
         code = re.search(r"\(os error (\d+)\)", str(error))
         if code is None:
             raise OSError(f"{file} cannot be written: {error}") from error
         raise OSError(int(code[1]), os.strerror(int(code[1])), str(file)) from error
+    finally:
+        shutil.rmtree(inside, ignore_errors=True)
     mask = os.umask(0)
     os.umask(mask)
     file.chmod(0o666 & ~mask)
@@ -122,7 +129,10 @@ def sync_folder(folder: Path) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Remove temporary files of writers that were killed; only the one writer of ``folder`` may call this."""
     for left in folder.glob(f"{_TEMPORARY}*"):
-        left.unlink(missing_ok=True)
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
 
 
 def sha256_of(file: Path) -> str:

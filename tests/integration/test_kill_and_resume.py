@@ -115,4 +115,9 @@ def test_a_killed_run_ends_as_if_nothing_had_been(case: str, tmp_path: Path) -> 
     assert final == found(alone)
     assert_same(load_file(folder / "final.safetensors"), alone.model.state_dict())
     assert without_times(folder / "run" / "metrics.csv") == without_times(tmp_path / "alone" / "metrics.csv")
-    assert sorted(f.name for f in (folder / "run").iterdir()) == ["checkpoint", "metrics.csv"]
+    before = read_state(folder / "run" / "checkpoint-previous")  # and the best epoch that it needs
+    best = {f"best-{before['best']:05d}"} if before["best"] else set()
+    assert {f.name for f in (folder / "run").iterdir()} == {
+        *best,
+        *("checkpoint", "checkpoint-previous", "metrics.csv"),
+    }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import shutil
 import signal
 import threading
@@ -17,12 +18,23 @@ from pathlib import Path
 from typing import Any
 
 from tools.attacks.file_operations import Operations
-from tools.attacks.harness import CORRECT, HANG, TRACEBACK, WRONG, Result, classify_command
+from tools.attacks.harness import (
+    CLEAN_ERROR,
+    CORRECT,
+    HANG,
+    TRACEBACK,
+    WRONG,
+    Result,
+    _virtual_memory,
+    classify_command,
+)
 from tools.attacks.small_runs import Ended, digest_of, leftovers, run_command, warm_up, write_data
 
 ATTACK = "kills"
-RANDOM_KILLS = 24
-STRIDE = {"train": 2, "evaluate": 1, "demo": 2}
+RANDOM_KILLS = 18
+MEMORY_SIZES = (0, 5, 10, 20, 30, 50, 80)
+"""MiB beyond what the process has before it begins."""
+STRIDE = {"train": 2, "evaluate": 8, "demo": 8}
 """Every so many file operations of a command are killed at; half of those of a training are 100 and more."""
 
 
@@ -40,6 +52,7 @@ def attack(seed: int, share: float, folder: Path) -> Iterator[Result]:
     _must_work(run_command(commands["train"](run)))
     for name, command in commands.items():
         yield from _commands(name, command, folder / name, draw, share)
+    yield from _without_memory(commands["train"], folder / "memory", share)
     yield from _saves(folder / "save", share)
 
 
@@ -82,13 +95,38 @@ def _judge(
         return Result(ATTACK, where, TRACEBACK, f"not killed: {killed.returncode} {killed.stderr[-300:]}")
     outcome, detail = classify_command(again.returncode, again.stderr)
     if outcome != CORRECT:
-        return Result(ATTACK, where, outcome if outcome != "clean error" else WRONG, detail)
+        return Result(ATTACK, where, outcome if outcome != CLEAN_ERROR else WRONG, detail)
     found = digest_of(out)
     different = sorted(name for name in found.keys() | reference if found.get(name) != reference.get(name))
     if different:
         return Result(ATTACK, where, WRONG, f"other than undisturbed: {', '.join(different)}")
     left = leftovers(out)
     return Result(ATTACK, where, WRONG if left else CORRECT, f"left behind: {left}" if left else "")
+
+
+def _without_memory(command: Callable[[Path], list[str]], folder: Path, share: float) -> Iterator[Result]:
+    """Train with a few MiB: where native code has no memory it may abort the process, as a kill does."""
+    out = folder / "out"
+    _must_work(run_command(command(out)))
+    reference = digest_of(out)
+    shutil.rmtree(out)
+    for size in MEMORY_SIZES[:: max(1, round(0.25 / max(share, 0.05)))]:
+        ended = run_command(command(out), lambda size=size: _limit_memory(size * 2**20))  # type: ignore[misc]
+        again = run_command(command(out))
+        if (
+            ended.returncode > 0
+            and (found := classify_command(ended.returncode, ended.stderr))[0] != CLEAN_ERROR
+        ):
+            yield Result(ATTACK, f"train, with {size} MiB of memory", *found)
+        else:
+            killed = Ended(0, ended.stderr, ended.hung)
+            yield _judge(f"train, with {size} MiB of memory", killed, again, out, reference, ended=True)
+        shutil.rmtree(out, ignore_errors=True)
+
+
+def _limit_memory(size: int) -> None:
+    limit = _virtual_memory() + size
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def _saves(folder: Path, share: float) -> Iterator[Result]:

@@ -20,6 +20,8 @@ from tools.attacks.harness import CLEAN_ERROR, CORRECT, HANG, WRONG, Result, cla
 from tools.attacks.kills import _count, _must_work
 from tools.attacks.small_runs import Ended, digest_of, leftovers, run_command, warm_up, write_data
 
+from hetsngp.locking import LOCK
+
 ATTACK = "write errors"
 ERRORS = {
     "open": (errno.ENOSPC, errno.EACCES, errno.EMFILE),
@@ -52,7 +54,8 @@ def attack(seed: int, share: float, folder: Path) -> Iterator[Result]:
 
     def case(where: str, prepare: Callable[[], None]) -> Result:
         failed = run_command(command, prepare)
-        result = _judge(where, failed, run_command(command), out, reference)
+        found = digest_of(out) if failed.returncode == 0 else reference
+        result = _judge(where, failed, found, run_command(command), out, reference)
         shutil.rmtree(out, ignore_errors=True)
         return result
 
@@ -76,12 +79,18 @@ def attack(seed: int, share: float, folder: Path) -> Iterator[Result]:
             yield found
 
 
-def _judge(where: str, failed: Ended, again: Ended, out: Path, reference: dict[str, str]) -> Result:
+def _judge(
+    where: str, failed: Ended, reported: dict[str, str], again: Ended, out: Path, reference: dict[str, str]
+) -> Result:
+    """Outcome of the run with the fault; ``reported``: what it had written where it reported success."""
     if failed.hung or again.hung:
         return Result(ATTACK, where, HANG)
     outcome, detail = classify_command(failed.returncode, failed.stderr)
     if outcome not in (CORRECT, CLEAN_ERROR):
         return Result(ATTACK, where, outcome, detail)
+    # A lock file that could not be removed is not locked, and is removed at the next start.
+    if {name: found for name, found in reported.items() if name != LOCK} != reference:
+        return Result(ATTACK, where, WRONG, "success was reported, and files are missing or others")
     text, detail_again = classify_command(again.returncode, again.stderr)
     if text != CORRECT:
         return Result(ATTACK, where, WRONG if text == CLEAN_ERROR else text, f"run again: {detail_again}")
@@ -132,7 +141,8 @@ def _small_disk(command: list[str], out: Path, space: int, reference: dict[str, 
     try:
         failed = run_command(command)
         subprocess.run(["mount", "-o", "remount,size=64m", str(out)], capture_output=True, check=True)
-        return _judge(f"disk of {space} KiB", failed, run_command(command), out, reference)
+        found = digest_of(out) if failed.returncode == 0 else reference
+        return _judge(f"disk of {space} KiB", failed, found, run_command(command), out, reference)
     finally:
         subprocess.run(["umount", str(out)], capture_output=True, check=False)
         shutil.rmtree(out, ignore_errors=True)

@@ -21,7 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from hetsngp.files import remove_leftovers, write_atomically, write_json
+from hetsngp.files import (
+    CHECKSUM,
+    has_checksum,
+    remove_leftovers,
+    with_checksum,
+    write_atomically,
+    write_json,
+)
 from hetsngp.locking import one_writer
 
 WAIT = 30.0
@@ -41,7 +48,7 @@ def clean_writer(folder: Path, *, wait: float = 0.0) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ResultCache:
-    """Results in ``folder``, one file for each name: JSON for values, npz for arrays.
+    """Results in ``folder``, one file for each name: JSON for values, npz for arrays, both with checksums.
 
     A damaged file counts as missing. A fingerprint of None belongs to a result that cannot be compared with
     another: it is neither written nor read. Several processes may share the folder: a write takes its lock
@@ -56,15 +63,20 @@ class ResultCache:
             return None
         try:
             content = json.loads(self.file(name, ".json").read_text(encoding="utf-8"))
-            return content if content.pop(FINGERPRINT) == fingerprint else None
+            valid = (
+                has_checksum(content) and content.pop(CHECKSUM) and content.pop(FINGERPRINT) == fingerprint
+            )
+            return content if valid else None
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
     def write(self, name: str, fingerprint: str | None, content: Mapping[str, Any]) -> None:
         """Store a value that strict JSON can hold."""
         if fingerprint is not None:
+            # As it is read back, which the checksum is of.
+            plain = json.loads(json.dumps({FINGERPRINT: fingerprint, **content}))
             with clean_writer(self.folder, wait=WAIT):
-                write_json(self.file(name, ".json"), {FINGERPRINT: fingerprint, **content}, indent=None)
+                write_json(self.file(name, ".json"), with_checksum(plain), indent=None)
 
     def read_arrays(self, name: str, fingerprint: str | None) -> dict[str, np.ndarray] | None:
         """Arrays that :meth:`write_arrays` stored with this fingerprint, or None."""

@@ -55,7 +55,7 @@ def run_writer(fabric: Any, folder: Path) -> Iterator[None]:
 
 def remove_leftovers_of_finished(folder: Path) -> None:
     """Remove what a run left that was killed after its last file was written, if it may be removed."""
-    if any(folder.glob(".*")):
+    if any(folder.glob(".*")) or any(folder.glob("*/.*")):
         with suppress(OSError), one_writer(folder) as locked:
             if locked:
                 remove_run_leftovers(folder)

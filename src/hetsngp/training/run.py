@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -290,7 +291,9 @@ class TrainingRun:
         if epoch not in (0, self._best_on_disk):
             write_state(folder / best_folder(epoch), {"model": best[0]})
         if self._has_checkpoint:
-            copy_state(folder / CHECKPOINT, folder / PREVIOUS)
+            # Where somebody has damaged or removed it meanwhile, the one before it stays.
+            with suppress(FileNotFoundError, ValueError, LookupError, TypeError):
+                copy_state(folder / CHECKPOINT, folder / PREVIOUS)
         write_state(folder / CHECKPOINT, state)
         needed = {best_folder(each) for each in (epoch, self._best_on_disk)}
         remove_states([old for old in folder.glob("best-*") if old.name not in needed])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields
@@ -27,6 +28,7 @@ from hetsngp.evaluation import evaluate, restrict
 from hetsngp.evaluation import report as reports
 from hetsngp.evaluation.set_evaluation import EvaluationProgress
 from hetsngp.evaluation.set_predictions import OF_PROBS, SCORES
+from hetsngp.locking import FolderInUse
 from hetsngp.types import Prediction
 
 N = 60
@@ -881,3 +883,29 @@ def test_missing_packages_are_named_first(
         patch.setitem(sys.modules, "matplotlib.figure", None)
         refused(told, ImportError, r"hetsngp\[eval\]", out=tmp_path)
     assert told.rows == []
+
+
+def test_a_folder_has_one_report_at_a_time(told: Told, tmp_path: Path) -> None:
+    """A second evaluation is refused, and does not disturb the first."""
+    errors: list[BaseException] = []
+
+    def second() -> None:
+        try:
+            evaluate(told, batches(ROWS, LABELS), out=tmp_path)
+        except FolderInUse as error:
+            errors.append(error)
+
+    class Disturbed(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            if not errors:
+                thread = threading.Thread(target=second)
+                thread.start()
+                thread.join()
+            return super().__iter__()
+
+    (tmp_path / ".saving-1").write_text("of a process that was killed")
+    report = evaluate(told, Disturbed(batches(ROWS, LABELS)), out=tmp_path)
+    assert len(errors) == 1
+    assert (tmp_path / "report.json").is_file()
+    assert not list(tmp_path.rglob(".*"))
+    assert report.id == evaluate(told, batches(ROWS, LABELS), out=tmp_path).id

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +35,47 @@ def test_a_result_is_read_with_its_fingerprint_alone(tmp_path: Path) -> None:
     cache.write("a", "2", {"numbers": 1})
     assert cache.read("a", "1") is None
     assert cache.read("a", "2") == {"numbers": 1}
+
+
+def test_a_number_that_has_changed_on_disk_is_not_read(tmp_path: Path) -> None:
+    """It is a number still, which the grammar of JSON does not find."""
+    cache = ResultCache(tmp_path)
+    cache.write("a", "1", {"accuracy": 0.91, "by class": {10: 1, 9: 2}})
+    assert cache.read("a", "1") == {"accuracy": 0.91, "by class": {"10": 1, "9": 2}}
+    file = cache.file("a", ".json")
+    file.write_text(file.read_text().replace("0.91", "0.81"))
+    assert cache.read("a", "1") is None
+
+
+def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
+    cache = ResultCache(tmp_path / "parts")
+    cache.clean()
+    assert not cache.folder.exists()
+    for write in (lambda: cache.write("a", "1", VALUE), cache.clean):
+        cache.folder.mkdir(exist_ok=True)
+        for name in (".saving-1", ".lock"):
+            (cache.folder / name).write_text("half")
+        write()
+        assert [file.name for file in cache.folder.iterdir()] == ["a.json"]
+
+
+WRITE = """
+import sys
+from pathlib import Path
+from hetsngp.evaluation.cache import ResultCache
+cache = ResultCache(Path(sys.argv[1]))
+for i in range(40):
+    cache.write("a", "1", {"numbers": [i] * 1000})
+    found = cache.read("a", "1")
+    assert found is not None and len(set(found["numbers"])) == 1
+"""
+
+
+def test_processes_share_a_folder(tmp_path: Path) -> None:
+    """Each removes temporary files: never those of another that is writing."""
+    processes = [subprocess.Popen([sys.executable, "-c", WRITE, str(tmp_path)]) for _ in range(3)]
+    assert [process.wait(120) for process in processes] == [0] * 3
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
 
 
 def test_without_a_fingerprint_nothing_is_stored(tmp_path: Path) -> None:

@@ -21,7 +21,13 @@ import hetsngp
 from hetsngp import ArtifactError
 from hetsngp.files import with_checksum
 from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig, Trained, run
-from hetsngp.training.checkpointing.checkpoint_files import copy_state, has_state, read_state, write_state
+from hetsngp.training.checkpointing.checkpoint_files import (
+    copy_state,
+    has_state,
+    read_state,
+    remove_unused,
+    write_state,
+)
 
 pytest.importorskip("lightning")
 
@@ -428,6 +434,26 @@ def test_damaged_weights_of_the_best_epoch_fall_back_too(engine: Engine, tmp_pat
     assert same_weights(trained.model, want.model)
 
 
+@pytest.mark.parametrize("how", ["weights", "config", "missing", "folder"])
+def test_a_checkpoint_that_is_damaged_while_the_run_goes_on(how: str, engine: Engine, tmp_path: Path) -> None:
+    """The run does not need it: it writes the next one. A folder that was removed is made again."""
+
+    class Damaging(Loader):
+        def __iter__(self) -> Any:
+            for batch in super().__iter__():
+                if self.seen == 6 and how == "folder":
+                    shutil.rmtree(tmp_path / "run")
+                elif self.seen == 6:
+                    damage(tmp_path / "run" / "checkpoint", how)
+                yield batch
+
+    checkpoints = CheckpointConfig(tmp_path / "run", seconds=0, tensorboard=False)
+    trained = train(engine, checkpoints, loader=Damaging())
+    assert same_weights(trained.model, train(engine, None).model)
+    assert read_state(tmp_path / "run" / "checkpoint")["finished"]
+    assert not read_state(tmp_path / "run" / "checkpoint-previous")["finished"]
+
+
 def test_two_generations_take_the_space_of_two(engine: Engine, tmp_path: Path) -> None:
     """While the newer one is written the older is a second name of the present one."""
     begun(engine, tmp_path)
@@ -536,3 +562,129 @@ def test_nan_without_a_checkpoint_says_so(engine: Engine, tmp_path: Path) -> Non
         with pytest.raises(FloatingPointError, match=r"epoch 1: lower lr \(now 0.05\); no checkpoint"):
             train(engine, checkpoints, CONFIG, loader, model)
         assert not has_state(tmp_path / "checkpoint")
+
+
+# --- a state that hetsngp did not write -------------------------------------------------------------------
+
+
+def forged(state: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy of ``state`` with another value, or without one, at ``path``."""
+    *outer, last = path.split("/")
+    copied = inner = dict(state)
+    for name in outer:
+        inner[name] = list(inner[name]) if isinstance(inner[name], list) else dict(inner[name])
+        inner = inner[name]
+    if value is MISSING:
+        del inner[last]
+    else:
+        inner[last] = value
+    return copied
+
+
+MISSING = object()
+FORGED: list[tuple[str, Any]] = [
+    *((name, MISSING) for name in ("plan", "about", "place", "rows", "model", "optimizer", "rng", "loader")),
+    *((name, value) for name in ("world_size", "best") for value in (-1, "1", None, True, 1.5)),
+    *(
+        (name, value)
+        for name in ("rate", "finished", "watched", "statistics", "entrance")
+        for value in ("x", {})
+    ),
+    ("rate", math.nan),
+    ("rows", torch.zeros(2, 3)),
+    ("rows", torch.zeros(7)),
+    ("place/epoch", "2"),
+    ("place/batches", -1),
+    ("place/seen", MISSING),
+    ("place/total", 0.5),
+    ("place/other", 1),
+    ("plan/schedule", 3),
+    ("plan/lr", torch.ones(1)),
+    ("plan/accumulate", {1: 2}),
+    ("about/examples", {"x": torch.ones(1)}),
+    ("model", {1: torch.ones(1)}),
+    ("model/head.temperature", "warm"),
+    ("average", {"steps": "1", "state": {}}),
+    ("average", {}),
+    ("statistics", [{}]),
+    ("statistics", [{}, {"a": 1}]),
+    ("optimizer/param_groups", None),
+    ("optimizer/param_groups", [1]),
+    ("optimizer/state", []),
+    ("optimizer/state", {0: 3}),
+    ("optimizer/state", {"0": {}}),
+    ("optimizer/state", {10**6: {}}),
+    ("optimizer/state", {0: {"step": torch.tensor(1.0), "exp_avg": torch.ones(1)}}),
+    ("points", torch.zeros(3)),
+    ("rng/torch", torch.zeros(1, 3)),
+    ("rng/torch", torch.zeros(1, 5056, dtype=torch.uint8)),
+    ("rng/torch", torch.tensor(0)),
+    ("rng/numpy", torch.zeros(1, 3)),
+    ("rng/numpy_rest", torch.tensor([[10.0**6, 0.0, 0.0]])),
+    ("rng/numpy_rest", torch.tensor([[math.nan, 0.0, 0.0]])),
+    ("epoch_rng/python", torch.full((1, 625), 2**40)),
+    ("epoch_rng/python_rest", torch.zeros(1, 2)),
+    ("epoch_rng/python", MISSING),
+    ("loader", [1]),
+    ("loader", [torch.zeros(2)]),
+    ("scaler", 3),
+    ("batch", "6"),
+]
+
+
+def test_a_state_of_other_types_is_damage(engine: Engine, tmp_path: Path) -> None:
+    """Their checksums are right: it is the content that nothing could be resumed from."""
+    checkpoints, want = begun(engine, tmp_path), train(engine, None)
+    state = read_state(tmp_path / "checkpoint")
+    (tmp_path / "checkpoint-previous").rename(tmp_path / "before")
+    for path, value in FORGED:
+        write_state(tmp_path / "checkpoint", forged(state, path, value))
+        with pytest.raises(ArtifactError, match=f"{tmp_path}/checkpoint"):
+            train(engine, checkpoints)
+    (tmp_path / "before").rename(tmp_path / "checkpoint-previous")
+    with pytest.warns(UserWarning, match=f"{tmp_path}/checkpoint .*resuming from the checkpoint before it"):
+        assert same_weights(train(engine, checkpoints).model, want.model)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_refused(value: float, engine: Engine, tmp_path: Path) -> None:
+    checkpoints = begun(engine, tmp_path)
+    shutil.rmtree(tmp_path / "checkpoint-previous")
+    state = read_state(tmp_path / "checkpoint")
+    name = next(name for name, _ in toy.build("sngp").named_parameters())
+    state["model"][name].view(-1)[-1] = value
+    write_state(tmp_path / "checkpoint", state)
+    with pytest.raises(ArtifactError, match=f"{name} has weights that are not finite"):
+        train(engine, checkpoints)
+
+
+def test_weights_of_another_type_are_refused(engine: Engine, tmp_path: Path) -> None:
+    checkpoints = begun(engine, tmp_path)
+    state = read_state(tmp_path / "checkpoint")
+    name = next(name for name, _ in toy.build("sngp").named_parameters())
+    state["model"][name] = state["model"][name].long()
+    write_state(tmp_path / "checkpoint", state)
+    with pytest.raises(ValueError, match=rf"{name} has type torch.int64 in the checkpoint"):
+        train(engine, checkpoints)
+
+
+def test_what_safetensors_leaves_when_it_is_killed_is_known_as_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes a temporary file of its own beside the one that it was asked for."""
+    import safetensors.torch
+
+    def killed(tensors: Any, file: Path, metadata: Any = None) -> None:
+        (file.parent / ".tmpAbCdEf").write_bytes(b"half")
+        raise Died
+
+    write_state(tmp_path, {"old": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(safetensors.torch, "save_file", killed)
+        patch.setattr(shutil, "rmtree", lambda *args, **options: None)  # as where nothing runs any more
+        with pytest.raises(Died):
+            write_state(tmp_path, {"new": torch.ones(5)})
+    assert [file.name for file in tmp_path.rglob(".tmp*")] == [".tmpAbCdEf"]
+    remove_unused(tmp_path)
+    assert not list(tmp_path.rglob(".*"))
+    assert read_state(tmp_path) == {"old": 1}

@@ -193,8 +193,13 @@ def test_leftovers_are_removed_at_the_next_start(
         "checkpoint/model-0.safetensors",
     ):
         (copy / name).write_bytes(b"half")
+    (copy / "checkpoint" / ".saving-4").mkdir()
+    (copy / "checkpoint" / ".saving-4" / ".tmpAbCdEf").write_bytes(b"half of what safetensors writes")
     assert train_images(recipe, engine, checkpoints(copy), show=False) == summary
     assert contents(copy) == contents(folder)
+    (copy / "checkpoint" / ".saving-5").mkdir()  # alone, below the folder of the run
+    assert train_images(recipe, engine, checkpoints(copy), show=False) == summary
+    assert not list(copy.rglob(".*"))
 
 
 # --- one writer -----------------------------------------------------------------------------------------

@@ -362,3 +362,69 @@ def test_a_writer_that_an_interrupt_has_locked_does_not_hold_the_run(
     with kept:
         kept.writer = Writer()
     assert closed.is_set()  # where nothing went wrong it is waited for
+
+
+# --- logs that cannot be written ------------------------------------------------------------------------
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch, calls: set[int]) -> None:
+    """At those calls, counted from 1, of the function that writes metrics.csv."""
+    seen, real = 0, logs.replace_file
+
+    def replace_file(file: Path, write: Any) -> None:
+        nonlocal seen
+        seen += 1
+        if seen in calls:
+            raise OSError(28, "No space left on device")
+        real(file, write)
+
+    monkeypatch.setattr(logs, "replace_file", replace_file)
+
+
+@pytest.mark.parametrize("calls", [{1}, {2, 3}])
+def test_a_table_that_cannot_be_written_does_not_end_the_training(
+    calls: set[int], engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full_disk(monkeypatch, calls)
+    with pytest.warns(UserWarning, match=r"metrics\.csv cannot be written \(.*No space left"):
+        trained = train(engine, CheckpointConfig(tmp_path, tensorboard=False))
+    assert [int(row["epoch"]) for row in table(tmp_path)] == [1, 2, 3]
+    assert trained.history == train(engine, None).history
+
+
+def test_a_table_that_is_missing_at_the_end_is_an_error_and_nothing_is_lost(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = CheckpointConfig(tmp_path, tensorboard=False)
+    with monkeypatch.context() as patch:
+        full_disk(patch, {1, 2, 3, 4})
+        with (
+            pytest.warns(UserWarning, match="cannot be written"),
+            pytest.raises(OSError, match="No space left"),
+        ):
+            train(engine, checkpoints)
+    assert not (tmp_path / "metrics.csv").exists()
+    again = train(engine, checkpoints)
+    assert (again.resumed, len(table(tmp_path))) == (12, 3)
+
+
+@pytest.mark.parametrize("call", [1, 2, 5, 12])
+def test_tensorboard_on_a_full_disk_is_a_warning(
+    call: int, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = pytest.importorskip("tensorboard.summary.writer.record_writer")
+    seen, real = 0, writer.RecordWriter.write
+
+    def write(self: Any, data: bytes) -> None:
+        nonlocal seen
+        seen += 1
+        if seen >= call:
+            raise OSError(28, "No space left on device")
+        real(self, data)
+
+    monkeypatch.setattr(writer.RecordWriter, "write", write)
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
+    with pytest.warns(UserWarning, match="tensorboard cannot be written .*: the training goes on without it"):
+        trained = train(engine, CheckpointConfig(tmp_path, tensorboard=True))
+    assert trained.history == train(engine, None).history
+    assert len(table(tmp_path)) == 3

@@ -116,8 +116,10 @@ class Checkpointer:
                     f"some processes find a checkpoint in {folders[0]} and some do not: all need the same "
                     "folder, on a file system that nodes share"
                 )
-            if int(found.amax()) != generation:  # another process cannot read what this one can
+            if int(found.amax()) != generation:
+                elsewhere = ArtifactError(f"another process cannot read {folders[generation]}")
                 generation, state, problems = self._newest(folders, int(found.amax()))
+                problems.insert(0, elsewhere)
         if generation == UNREADABLE:
             raise problems[0]
         if state is None:
@@ -134,7 +136,9 @@ class Checkpointer:
         except (LookupError, TypeError, AttributeError, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise
-            raise ArtifactError(f"{folders[generation]} cannot be resumed: {error!r:.300}") from error
+            raise ArtifactError(
+                f"{folders[generation]} cannot be resumed: {type(error).__name__}: {str(error)[:300]}"
+            ) from error
 
     def _newest(
         self, folders: list[Path], first: int
@@ -153,9 +157,9 @@ class Checkpointer:
                 except (ArtifactError, FileNotFoundError) as error:
                     problems.append(error)
                 except OSError as error:
-                    if error.errno != errno.EIO:  # a disk that cannot be read; anything else can be mended
-                        raise
                     problems.append(error)
+                    if error.errno != errno.EIO:  # anything but a damaged disk can be mended
+                        break
         return UNREADABLE if problems or first > NONE else NONE, None, problems
 
     def _read(self, folder: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from hetsngp.files import remove_leftovers, replace_file
 from hetsngp.io import storage
 from hetsngp.io.storage import ArtifactError
+from hetsngp.locking import LOCK
 
 KIND = "training state"
 _NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES)
@@ -71,8 +72,9 @@ def _link(file: Path, link: Path) -> None:
 
 
 def remove_unused(folder: Path) -> None:
-    """Remove temporary files and weights that a killed writer left; only the one writer may call this."""
+    """Remove temporary files, lock and weights that killed writers left; only the one writer may call it."""
     remove_leftovers(folder)
+    (folder / LOCK).unlink(missing_ok=True)
     with suppress(OSError, ValueError, TypeError, KeyError):  # damaged: what belongs to it is not known
         weights = str(json.loads((folder / storage.CONFIG).read_text(encoding="utf-8"))["weights"])
         if (folder / weights).is_file():

@@ -91,7 +91,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, values in state["state"].items():
         if not _is_state_of(parameters, index, values):
-            raise ValueError(f"the optimiser state of parameter {index!r:.20} is not what hetsngp writes")
+            raise TypeError(f"the optimiser state of parameter {index!r:.20} is not what hetsngp writes")
     sharded = {
         index: {
             name: shard_like(with_memory_format_of(v, parameters[index]), parameters[index])
