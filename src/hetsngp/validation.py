@@ -93,8 +93,8 @@ def check_not_negative(name: str, value: Any, below: float = float("inf")) -> fl
     """Check that ``value`` is a number from 0 to less than ``below``; returns a float."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not is_number or not 0 <= value < below:
-        limit = " and finite" if below == float("inf") else f" and less than {below:g}"
-        raise ValueError(f"{name} must be a number of at least 0{limit}, got {value!r:.200}")
+        limit = "finite" if below == float("inf") else f"below {below:g}"
+        raise ValueError(f"{name} must be at least 0 and {limit}, got {value!r:.200}")
     try:
         return float(value)
     except OverflowError:

@@ -152,7 +152,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         # Python shows a warning with the same text only once.
         warnings.warn(
             f"{file} was written by hetsngp 0.1 and has no checksum, so that damage to it is not noticed: "
-            "save it again, hetsngp.save(hetsngp.load(path), path)",
+            "save it again, hetsngp.save(hetsngp.load(path), path); a resumed training does so itself",
             stacklevel=2,
         )
     return {name: value for name, value in config.items() if name != CHECKSUM}

@@ -29,8 +29,10 @@ def example_terms(probs: Tensor, labels: Tensor) -> ExampleTerms:
     """Confidence, correctness and NLL of each example; labels are class numbers (n,) or multi-hot (n, K)."""
     check_real_tensors(probs=probs, labels=labels)
     if labels.dim() == 2:
-        return ExampleTerms(probs.amax(-1), has_top_class(probs, labels), binary_nll_terms(probs, labels))
-    return ExampleTerms(probs.amax(-1), probs.argmax(-1) == labels, nll_terms(probs, labels))
+        nll, correct = binary_nll_terms(probs, labels), has_top_class(probs, labels)
+    else:
+        nll, correct = nll_terms(probs, labels), probs.argmax(-1) == labels
+    return ExampleTerms(probs.amax(-1), correct, nll)
 
 
 def quality(confidence: Tensor, correct: Tensor, nll: Tensor, num_bins: int = 15) -> dict[str, float]:

@@ -341,7 +341,7 @@ def marks_of(model: nn.Module) -> Marks | None:
         for module in model.modules():
             for tensors in (module._parameters, module._buffers):
                 for tensor in tensors.values():
-                    if type(tensor) in _PLAIN:
+                    if type(tensor) in _PLAIN and not tensor.is_meta:  # type: ignore[union-attr]
                         found.append((id(tensor), tensor._version, tensor.data_ptr()))  # type: ignore[union-attr]
                     elif tensor is not None:
                         return None

@@ -178,3 +178,10 @@ def test_the_checksum_depends_on_every_value_and_its_place(dtype: torch.dtype) -
     assert checksum(values.flip(0)) not in found
     assert checksum(values.T) == checksum(values.clone())
     assert checksum(-values) != checksum(values)
+
+
+def test_a_model_on_the_meta_device_has_no_weights() -> None:
+    model = toy.trained("sngp").to("meta")
+    for call in (model.predict, lambda x: hetsngp.fit_posterior(model, [(x, toy.blobs()[1])])):
+        with pytest.raises(ValueError, match="the model is on the meta device"):
+            call(toy.blobs()[0])
