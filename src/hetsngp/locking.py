@@ -1,11 +1,11 @@
 """A folder has one writer: a lock of the operating system, which the death of its process releases.
 
-POSIX record locks (``fcntl``) belong to a process: worker processes that it forks do not inherit them, as
-they would inherit those of ``flock``, so that an orphaned worker cannot keep a folder locked. They do not
-exclude threads of the same process, which a table in memory does. A process that opens and closes the lock
-file by other means gives its lock up: do not read it while it is held. Network file systems: NFS 4, Lustre
-(mounted with ``flock``), GPFS, CephFS and SMB pass these locks on to their server; where one has none, a
-warning is given and the folder is not locked.
+It is a lock of ``flock``, which belongs to an open file: worker processes that are forked close their
+copies, so that an orphaned worker cannot keep a folder locked. (A record lock of ``fcntl`` belongs to a
+process, but is lost when any part of it opens and closes the lock file, as a copy of the folder does.)
+Threads of a process are told apart by a table in memory. Network file systems: NFS, Lustre (mounted with
+``flock``), GPFS, CephFS and SMB pass these locks on to their server; where one has none, a warning is given
+and the folder is not locked.
 """
 
 from __future__ import annotations
@@ -51,15 +51,21 @@ _holders: dict[tuple[int, int], _Holder] = {}
 """Locks of this process by (device, inode) of the folder, which are the same for every path to it."""
 
 
+_descriptors: set[int] = set()
+"""Open lock files of this process; opened under ``_table``, which a fork takes, so that it knows them all."""
+
+
 def _forget_locks() -> None:
-    """Empty the table in a forked process: it has no lock of its parent."""
-    global _table
-    _table = threading.Lock()
+    """Close, in a forked process, the lock files of its parent: open files are what keeps them locked."""
+    for descriptor in _descriptors:
+        os.close(descriptor)
+    _descriptors.clear()
     _holders.clear()
+    _table.release()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_locks)
+    os.register_at_fork(before=_table.acquire, after_in_parent=_table.release, after_in_child=_forget_locks)
 
 
 @contextmanager
@@ -104,7 +110,7 @@ def check_lock(folder: Path) -> None:
         return
     _make(folder)
     lost, holder.descriptor = holder.descriptor, None
-    os.close(lost)
+    _close(lost)
     holder.descriptor = _lock_file(folder, time.monotonic())
 
 
@@ -149,10 +155,10 @@ def _lock_file(folder: Path, end: float) -> int | None:
         except OSError as error:
             if error.errno in _HELD_ELSEWHERE:
                 holder = _read_holder(descriptor)
-                os.close(descriptor)
+                _close(descriptor)
                 _wait_or_raise(folder, end, holder)
                 continue
-            os.close(descriptor)
+            _close(descriptor)
             if error.errno not in _NO_LOCKS:
                 raise
             warnings.warn(
@@ -164,24 +170,36 @@ def _lock_file(folder: Path, end: float) -> int | None:
         if _is_in_folder(descriptor, file):
             _write_holder(descriptor)
             return descriptor
-        os.close(descriptor)  # the last holder removed this file after it was opened here
+        _close(descriptor)  # the last holder removed this file after it was opened here
 
 
 def _open(folder: Path) -> int:
     # Not through a link, which could point at a file whose content would be replaced by a name.
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-    try:
-        return os.open(folder / LOCK, flags, 0o666)
-    except FileNotFoundError:  # the last holder had made the folder, and removed it again
-        _make(folder)
-        return os.open(folder / LOCK, flags, 0o666)
+    for last in (False, True):
+        try:
+            with _table:
+                descriptor = os.open(folder / LOCK, flags, 0o666)
+                _descriptors.add(descriptor)
+            break
+        except FileNotFoundError:  # the last holder had made the folder, and removed it again
+            if last:
+                raise
+            _make(folder)
+    return descriptor
+
+
+def _close(descriptor: int) -> None:
+    with _table:
+        _descriptors.discard(descriptor)
+        os.close(descriptor)
 
 
 def _unlock_file(folder: Path, descriptor: int) -> None:
     # Removed while it is locked: a process that waits sees that the file is no longer in the folder.
     with suppress(OSError):  # Windows removes no file that is open
         (folder / LOCK).unlink()
-    os.close(descriptor)
+    _close(descriptor)
 
 
 def _is_in_folder(descriptor: int, file: Path) -> bool:
@@ -234,4 +252,4 @@ else:
     import fcntl
 
     def _lock(descriptor: int) -> None:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,6 +6,7 @@ import errno
 import json
 import multiprocessing
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -82,6 +83,16 @@ def test_a_forked_worker_does_not_keep_the_lock(tmp_path: Path) -> None:
             pass
     finally:
         os.kill(worker, 9)
+
+
+def test_reading_and_copying_the_folder_does_not_give_the_lock_up(tmp_path: Path) -> None:
+    """As record locks do, which a process loses with any descriptor of the file that it closes."""
+    folder = tmp_path / "run"
+    with one_writer(folder):
+        assert json.loads((folder / LOCK).read_text())["process"] == os.getpid()
+        shutil.copytree(folder, tmp_path / "copy")
+        refused = subprocess.run([sys.executable, "-c", HOLD, str(folder)], capture_output=True, text=True)
+        assert f"process {os.getpid()}" in refused.stderr
 
 
 def test_a_writer_waits_for_the_other_to_end(tmp_path: Path) -> None:
