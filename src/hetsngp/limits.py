@@ -99,3 +99,22 @@ DATA_LIMITS = (
     PICKLE_VALUES,
 )
 """Limits on data, listed in docs/data.md."""
+
+CONFIG_NUMBER = Limit(
+    "CONFIG_NUMBER",
+    2**17,
+    "as its size",
+    "a whole number in the config of a library's network, where no saved tensor is as large",
+)
+CONFIG_POSITIONS = Limit(
+    "CONFIG_POSITIONS", 2**24, "positions", "longest text of a transformer whose positions are rotations"
+)
+UNSAVED_BYTES = Limit(
+    "UNSAVED_BYTES",
+    2**28,
+    "bytes of tensors that are not saved",
+    "masks, tables and other tensors that a saved network computes, beyond the size of its weights file",
+)
+NUM_SAMPLES = Limit("NUM_SAMPLES", 2**17, "integration points", "option `num_samples` of a saved model")
+MODEL_LIMITS = (CONFIG_NUMBER, CONFIG_POSITIONS, UNSAVED_BYTES, NUM_SAMPLES)
+"""Limits on saved models, listed in docs/reliability.md."""

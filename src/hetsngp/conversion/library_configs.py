@@ -14,20 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hetsngp.limits import Limit
+from hetsngp.limits import CONFIG_NUMBER, CONFIG_POSITIONS
 
-NUMBERS = Limit(
-    "CONFIG_NUMBER",
-    2**17,
-    "as its size",
-    "whole numbers in the config of a library's network, where no saved tensor is as large",
-)
-POSITIONS = Limit(
-    "CONFIG_POSITIONS",
-    2**24,
-    "positions",
-    "longest text of a transformer whose positions are rotations, without a table",
-)
 # Arguments of timm.create_model that describe a network: no other is written by hetsngp.save.
 _TIMM_KEYS = {"model_name", "num_classes", "global_pool", "drop_rate", "in_chans", "img_size"}
 _TORCHVISION_KEYS = {"name", "num_classes"}
@@ -120,13 +108,13 @@ def check_numbers(library: str, config: Any, largest: int) -> None:
     """
     for values in _dicts(config):
         for key, value in values.items():
-            most = max(NUMBERS.value, largest)
+            most = max(CONFIG_NUMBER.value, largest)
             if library == "transformers" and "position" in key and _is_rotary(values.get("model_type")):
-                most = max(POSITIONS.value, most)
+                most = max(CONFIG_POSITIONS.value, most)
             # Bases of rotations are real numbers, which some configs write without a point.
             number = 0 if "theta" in key else max(map(abs, _integers(value)), default=0)
             if number > most:
-                limit = POSITIONS if most == POSITIONS.value else NUMBERS
+                limit = CONFIG_POSITIONS if most == CONFIG_POSITIONS.value else CONFIG_NUMBER
                 raise ValueError(
                     f"{key} is {number!s:.30}, far more than the saved weights have: if you trust this "
                     f"model, set the environment variable {limit.variable} to allow it"

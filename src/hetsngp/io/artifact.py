@@ -27,7 +27,7 @@ from hetsngp.conversion.library_configs import check_numbers
 from hetsngp.io import storage
 from hetsngp.io.construction import allocate, bounded_outline, check_unsaved, without_weights
 from hetsngp.io.storage import CONFIG, ArtifactError
-from hetsngp.limits import Limit
+from hetsngp.limits import NUM_SAMPLES
 from hetsngp.models.classifier import Classifier
 from hetsngp.models.ensemble import Ensemble
 from hetsngp.models.methods import build
@@ -40,7 +40,6 @@ _MEMBER = re.compile(r"members\.(0|[1-9][0-9]{0,5})\.(.+)")
 _MAX_UNUSED_SIZE, _MAX_UNUSED_MEMBERS = 2**14, 2**6
 # Options that are numbers but no sizes.
 _NO_SIZES = {"num_samples", "dataset_size"}
-NUM_SAMPLES = Limit("NUM_SAMPLES", 2**17, "integration points", "option num_samples of a saved model")
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # Buffers of a backbone may hold infinities, as masks of attention do; these may not.
 _FINITE_BUFFERS = ("running_mean", "running_var", "spectral_bound", "spectral_sigma", "spectral_v")

@@ -21,14 +21,8 @@ from torch.nn.modules.module import (
 )
 from torch.utils.weak import WeakIdKeyDictionary
 
-from hetsngp.limits import Limit, LimitExceeded
+from hetsngp.limits import UNSAVED_BYTES, LimitExceeded
 
-UNSAVED_BYTES = Limit(
-    "UNSAVED_BYTES",
-    2**28,
-    "bytes of tensors that are not saved",
-    "masks, tables and other tensors that a saved network computes, beyond the size of its weights file",
-)
 # A constructor may replace layers that it has made, and registers tensors that are not saved: clearly more
 # than the file has is more than these multiples. The classifier that a head replaced is not saved, and of a
 # small network it is the larger part: 21,843 classes on 1,024 features are 22 million weights.

@@ -131,11 +131,12 @@ def _train_images(
 
     def write() -> dict[str, Any]:
         folder = checkpoints.folder
+        # First, so that model and serving.json are replaced within a moment.
+        thresholds = _thresholds(trained.model, data.held_out, loaders.inputs, recipe, engine)
         check_lock(folder)
         (folder / SUMMARY).unlink(missing_ok=True)  # an older one describes another model
         sync_folder(folder)
         save(trained.model, folder / MODEL)
-        thresholds = _thresholds(trained.model, data.held_out, loaders.inputs, recipe, engine)
         about = {"data": task.data, "recipe": recipe.name}
         write_serving(folder / MODEL, loaders.inputs, thresholds, about)
         draw_curves(trained.rows, trained.best, folder / CURVES)
