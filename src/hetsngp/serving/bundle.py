@@ -215,7 +215,9 @@ def _weights_digest(folder: Path) -> str:
         raise ArtifactError(f"{file} is larger than any that hetsngp writes: copy it again")
     try:
         return str(json.loads(file.read_text(encoding="utf-8"))["sha256"])
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # bad UTF-8, bad JSON
+        raise ArtifactError(f"{file} is not a JSON file: {error}; copy it again") from error
+    except (TypeError, KeyError) as error:
         raise ArtifactError(f"{file} was not written by hetsngp.save: {error}") from error
 
 
