@@ -316,6 +316,10 @@ class Classifier(nn.Module):
         """Whether weights have changed since the posterior was fitted, also where no training was seen."""
         return self._is_stale(marks_of(self))
 
+    @_trained_since_fit.setter
+    def _trained_since_fit(self, trained: bool) -> None:
+        self.__dict__["_trained_since_fit"] = bool(trained)
+
     def _is_stale(self, marks: Marks | None) -> bool:
         known = bool(self.__dict__.get("_trained_since_fit", False))  # where release 0.1 has it
         if known or not self._has_filled_posterior:
@@ -330,10 +334,6 @@ class Classifier(nn.Module):
             return True
         self._seen.compared = marks
         return False
-
-    @_trained_since_fit.setter
-    def _trained_since_fit(self, trained: bool) -> None:
-        self.__dict__["_trained_since_fit"] = bool(trained)
 
     @property
     def _has_filled_posterior(self) -> bool:
