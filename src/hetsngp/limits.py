@@ -103,7 +103,7 @@ DATA_LIMITS = (
 CONFIG_NUMBER = Limit(
     "CONFIG_NUMBER",
     2**17,
-    "as its size",
+    "",
     "a whole number in the config of a library's network, where no saved tensor is as large",
 )
 CONFIG_POSITIONS = Limit(

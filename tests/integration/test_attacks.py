@@ -13,6 +13,8 @@ import pytest
 from tools import attack
 from tools.attacks import harness
 
+from hetsngp.limits import MODEL_LIMITS
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "attack.json"
 SHARE = 0.02
@@ -95,6 +97,13 @@ def test_documented_table_is_that_of_the_last_full_run() -> None:
     ]
     for line in harness.table(results).splitlines():
         assert line in lines
+
+
+def test_documented_limits_are_those_in_force() -> None:
+    text = (ROOT / "docs" / "reliability.md").read_text()
+    for limit in MODEL_LIMITS:
+        amount = f"{limit.default:,} {limit.unit}".strip()
+        assert f"| {limit.about} | {amount} | `{limit.variable}` |" in text
 
 
 def test_last_full_run_has_no_defect_and_enough_cases() -> None:
