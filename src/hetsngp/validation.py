@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
 from hetsngp._moved import renamed
+from hetsngp.limits import is_out_of_memory
 
 
 class PosteriorNotFittedError(RuntimeError):
@@ -216,7 +217,7 @@ def explain_failure(x: Any, backbone: nn.Module) -> Iterator[None]:
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         given = list(_leaves(x))
         strange = [part for part in given if not isinstance(part, Tensor)]
-        if out_of_memory(error) or (isinstance(error, AttributeError) and not strange):
+        if is_out_of_memory(error) or (isinstance(error, AttributeError) and not strange):
             raise
         words = (str(error).strip() or type(error).__name__).splitlines()[0]
         message = f"the backbone failed on x, {_describe(x)}: {words}"
@@ -226,13 +227,6 @@ def explain_failure(x: Any, backbone: nn.Module) -> Iterator[None]:
         if isinstance(error, ValueError):
             raise ValueError(f"{message}; {hint}") from error
         raise RuntimeError(f"{message}; {hint}") from error
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, on the host or on a device."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 def _leaves(x: Any) -> Iterator[Any]:

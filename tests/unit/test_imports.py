@@ -18,6 +18,7 @@ BASE = ("types", "validation", "files", "locking", "limits", "choices")
 # Package or module → those it stands on. It may import these, and whatever they stand on; nothing else.
 STANDS_ON: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(BASE, ()),
+    "validation": ("limits",),
     "functional": BASE,
     "nn": ("functional",),
     "models": ("nn",),

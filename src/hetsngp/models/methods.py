@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from hetsngp.choices import MethodName
+from hetsngp.limits import is_out_of_memory
 from hetsngp.models.classifier import Classifier
 from hetsngp.models.components import Components, check_members
 from hetsngp.models.ensemble import Ensemble
@@ -25,7 +26,6 @@ from hetsngp.validation import (
     check_class_counts,
     check_generator,
     check_num_classes,
-    out_of_memory,
 )
 
 
@@ -178,7 +178,7 @@ def make_head(
     try:
         head = METHODS[method](parts)
     except (RuntimeError, MemoryError) as error:
-        if not out_of_memory(error) and "overflow" not in str(error):
+        if not is_out_of_memory(error) and "overflow" not in str(error):
             raise
         sizes = {name: getattr(options, name) for name in ("random_features", "rank", "num_members")}
         raise MemoryError(
