@@ -28,8 +28,8 @@ class PosteriorNotFittedError(RuntimeError):
         )
 
 
-MOST_POINTS = 2**24
-"""Most integration points of a prediction; an error of 0.005 takes some thousands."""
+MOST_POINTS = 2**30
+"""Most integration points, the length of torch's Sobol sequence; an error of 0.005 takes some thousands."""
 MOST_BINS = 2**20
 LARGEST_SIZE = 2**31
 """Largest number of classes, features and similar sizes."""

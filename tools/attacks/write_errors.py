@@ -89,7 +89,7 @@ def _judge(
     if outcome not in (CORRECT, CLEAN_ERROR):
         return Result(ATTACK, where, outcome, detail)
     # A lock file that could not be removed is not locked, and is removed at the next start.
-    if {name: found for name, found in reported.items() if name != LOCK} != reference:
+    if {name: found for name, found in reported.items() if Path(name).name != LOCK} != reference:
         return Result(ATTACK, where, WRONG, "success was reported, and files are missing or others")
     text, detail_again = classify_command(again.returncode, again.stderr)
     if text != CORRECT:
