@@ -35,6 +35,11 @@ LARGEST_SIZE = 2**31
 """Largest number of classes, features and similar sizes."""
 LARGEST_INTEGER = 2**62
 
+
+class NotFiniteError(ValueError, FloatingPointError):
+    """Weights or an answer are NaN or infinite."""
+
+
 _skips: ContextVar[bool] = ContextVar("skip_validation", default=False)
 
 

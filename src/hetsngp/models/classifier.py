@@ -17,6 +17,7 @@ from hetsngp.nn.heads import GaussianHead, Head
 from hetsngp.nn.posteriors import FittedWeights, Marks, MomentumPosterior, Seen, marks_of
 from hetsngp.types import LatentNormal, Prediction, UtilityNormal
 from hetsngp.validation import (
+    NotFiniteError,
     check_class_counts,
     check_features,
     check_generator,
@@ -513,7 +514,7 @@ class Classifier(nn.Module):
     def _refuse_non_finite(self, tensors: Any) -> None:
         name = first_non_finite(tensors)
         if name is not None:
-            raise ValueError(
+            raise NotFiniteError(
                 f"{name} has NaN or infinite values: training diverged, or the file is damaged; load weights "
                 "from before, or train again with a lower lr"
             )
@@ -574,11 +575,11 @@ class Classifier(nn.Module):
         return answer
 
     def _raise_not_finite(self, finite: Tensor, what: str) -> None:
-        """Raise a ValueError that names a weight, or the first example that is not ``finite`` (B,)."""
+        """Raise an error that names a weight, or the first example that is not ``finite`` (B,)."""
         others = [(name, t) for name, t in self.named_buffers() if t.is_floating_point() and t.isnan().any()]
         self._refuse_non_finite((*self.named_parameters(), *self._own_buffers(), *others))
         row = int((~finite).int().argmax())
-        raise ValueError(
+        raise NotFiniteError(
             f"no finite {what} for x, first in row {row}: its values are too large for "
             f"{self.temperature.dtype}; standardise the inputs, or leave this one out"
         )
