@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import random
 import subprocess
@@ -21,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
@@ -55,44 +57,45 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=1.0, help="share of the cases; default: 1, all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=30.0, help="limit for each attack; default: 30")
-    parser.add_argument("--out", type=Path, help="JSON file of the results")
+    parser.add_argument(
+        "--out", type=Path, help="JSON file of the results; attacks in it that are not run now are kept"
+    )
     chosen = parser.parse_args()
     unknown = set(chosen.attacks) - set(ATTACKS)
     if unknown or not 0 < chosen.share <= 1:
         parser.error(f"no attack {sorted(unknown)}" if unknown else "--share lies between 0 and 1")
-    results: list[Result] = []
-    seconds: dict[str, float] = {}
+    every: list[Result] = []
     for name in chosen.attacks or ATTACKS:
-        begun = time.monotonic()
+        begun, mine = time.monotonic(), []
         for result in run(name, chosen.seed, chosen.share, seconds=60 * chosen.minutes):
-            results.append(result)
+            mine.append(result)
             if result.outcome in DEFECTS:
                 print(f"{result.outcome}: {result.attack}, {result.case}: {result.detail}", flush=True)
-        seconds[name] = round(time.monotonic() - begun, 1)
-        print(f"{name}: {seconds[name]:.0f} s", file=sys.stderr, flush=True)
-    print(table(results))
-    if chosen.out is not None:
-        _write(chosen.out, results, {"seed": chosen.seed, "share": chosen.share, "seconds": seconds})
-    sys.exit(any(result.outcome in DEFECTS for result in results))
+        seconds = round(time.monotonic() - begun, 1)
+        print(f"{name}: {seconds:.0f} s", file=sys.stderr, flush=True)
+        if chosen.out is not None:
+            _write(chosen.out, name, mine, seed=chosen.seed, share=chosen.share, seconds=seconds)
+        every += mine
+    print(table(every))
+    sys.exit(any(result.outcome in DEFECTS for result in every))
 
 
-def _write(
-    file: Path, results: list[Result], defects: list[dict[str, str]], about: dict[str, object]
-) -> None:
+def _write(file: Path, name: str, results: list[Result], **about: Any) -> None:
     import torch
 
     from hetsngp.files import write_json
 
     command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
-    commit = subprocess.run(command, capture_output=True, text=True).stdout.strip()
-    versions = {"python": sys.version.split()[0], "torch": torch.__version__}
-    defects = [result.to_dict() for result in results if result.outcome in DEFECTS]
-    content = {**about, "commit": commit, **versions, "table": counts(results), "defects": defects}
-    write_json(file, content)
+    about["commit"] = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    about |= {"python": sys.version.split()[0], "torch": torch.__version__, "table": counts(results)}
+    about["defects"] = [result.to_dict() for result in results if result.outcome in DEFECTS]
+    found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    found[name] = about
+    write_json(file, {each: found[each] for each in ATTACKS if each in found})
 
 
 def counts(results: list[Result]) -> dict[str, dict[str, int]]:
-    """Number of each outcome, for each attack."""
+    """Number of each outcome, for each kind of case."""
     found: dict[str, dict[str, int]] = {}
     for result in results:
         outcomes = found.setdefault(result.attack, {})
