@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from tools.attacks.harness import DEFECTS, Result, table  # noqa: E402 - needs the path above
+from tools.attacks.harness import DEFECTS, NAMED, Result, is_unexpected, table  # noqa: E402 - needs the path above
 
 ATTACKS = ("api_abuse", "saved_models", "data_files", "writers", "write_errors", "kills")
 """Modules of tools/attacks, each with ``attack(seed, share, folder)``."""
@@ -46,8 +46,7 @@ def run(name: str, seed: int, share: float, *, seconds: float = float("inf")) ->
         for result in module.attack(seed, share, Path(folder)):
             yield result
             if time.monotonic() > end:
-                print(f"{name}: stopped after {seconds:g} s", file=sys.stderr)
-                return
+                raise SystemExit(f"{name} takes more than {seconds:g} s: give more --minutes, or a --share")
 
 
 def main() -> None:
@@ -77,7 +76,9 @@ def main() -> None:
             _write(chosen.out, name, mine, seed=chosen.seed, share=chosen.share, seconds=seconds)
         every += mine
     print(table(every))
-    sys.exit(any(result.outcome in DEFECTS for result in every))
+    for (attacked, outcome), reason in NAMED.items():
+        print(f"{attacked}, {outcome}: {reason}")
+    sys.exit(any(map(is_unexpected, every)))
 
 
 def _write(file: Path, name: str, results: list[Result], **about: Any) -> None:
@@ -88,7 +89,9 @@ def _write(file: Path, name: str, results: list[Result], **about: Any) -> None:
     command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
     about["commit"] = subprocess.run(command, capture_output=True, text=True).stdout.strip()
     about |= {"python": sys.version.split()[0], "torch": torch.__version__, "table": counts(results)}
-    about["defects"] = [result.to_dict() for result in results if result.outcome in DEFECTS]
+    about["defects"] = [result.to_dict() for result in results if is_unexpected(result)]
+    named = [result for result in results if result.outcome in DEFECTS and not is_unexpected(result)]
+    about["named"] = [result.to_dict() for result in named]
     found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     found[name] = about
     write_json(file, {each: found[each] for each in ATTACKS if each in found})

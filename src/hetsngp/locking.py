@@ -186,6 +186,10 @@ def _open(folder: Path) -> int:
             if last:
                 raise
             _make(folder)
+        except PermissionError:  # left by a process of another user: it can be locked, without a name in it
+            if last:
+                raise
+            flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)
     return descriptor
 
 
@@ -196,9 +200,11 @@ def _close(descriptor: int) -> None:
 
 
 def _unlock_file(folder: Path, descriptor: int) -> None:
-    # Removed while it is locked: a process that waits sees that the file is no longer in the folder.
+    # Removed while it is locked: a process that waits sees that the file is no longer in the folder. Where
+    # somebody has removed it before, the file in its place is that of another holder.
     with suppress(OSError):  # Windows removes no file that is open
-        (folder / LOCK).unlink()
+        if _is_in_folder(descriptor, folder / LOCK):
+            (folder / LOCK).unlink()
     _close(descriptor)
 
 

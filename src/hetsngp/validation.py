@@ -210,6 +210,10 @@ def check_inputs(x: Any) -> None:
             check_inputs(value)
 
 
+EXPLAINED = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AttributeError)
+"""Errors of a backbone that are explained; subclasses of these pass unchanged."""
+
+
 @contextmanager
 def explain_failure(x: Any, backbone: nn.Module) -> Iterator[None]:
     """Context of a call of the backbone: an error in it says what it was called with, and what to change.
@@ -222,7 +226,9 @@ def explain_failure(x: Any, backbone: nn.Module) -> Iterator[None]:
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         given = list(_leaves(x))
         strange = [part for part in given if not isinstance(part, Tensor)]
-        if is_out_of_memory(error) or (isinstance(error, AttributeError) and not strange):
+        if type(error) not in EXPLAINED or is_out_of_memory(error):
+            raise
+        if isinstance(error, AttributeError) and not strange:
             raise
         words = (str(error).strip() or type(error).__name__).splitlines()[0]
         message = f"the backbone failed on x, {_describe(x)}: {words}"

@@ -268,3 +268,14 @@ def test_a_read_only_folder_is_an_error_of_the_system(tmp_path: Path) -> None:
             pass
     finally:
         tmp_path.chmod(0o700)
+
+
+def test_the_lock_of_another_is_not_removed_at_the_end(tmp_path: Path) -> None:
+    with one_writer(tmp_path):
+        (tmp_path / LOCK).unlink()
+        holder = start_holder(tmp_path)
+    try:
+        with pytest.raises(FolderInUse, match=f"process {holder.pid}"), one_writer(tmp_path):
+            pass
+    finally:
+        holder.communicate("")

@@ -28,6 +28,11 @@ WRONG, TRACEBACK, CRASH, HANG = "silently wrong", "traceback", "crash", "hang"
 OUTCOMES = (CORRECT, CLEAN_ERROR, WRONG, TRACEBACK, CRASH, HANG)
 """``correct``: it worked and the answer is the right one. The last four are defects."""
 DEFECTS = (WRONG, TRACEBACK, CRASH, HANG)
+NAMED = {
+    ("training with little memory", CRASH): "native code of torch and its libraries aborts the process where "
+    "it has no memory; nothing is lost, and the same command goes on"
+}
+"""Defects that cannot be mended here, by attack and outcome, with their reason."""
 MEMORY = 2 * 2**30
 """Bytes that a case may allocate beyond what the process has when it starts."""
 EXPECTED = (ValueError, TypeError, OSError, ImportError, ArithmeticError, MemoryError, RuntimeError)
@@ -45,6 +50,11 @@ class Result:
 
     def to_dict(self) -> dict[str, str]:
         return asdict(self)
+
+
+def is_unexpected(result: Result) -> bool:
+    """Whether a result is a defect that has no name."""
+    return result.outcome in DEFECTS and (result.attack, result.outcome) not in NAMED
 
 
 class Wrong(AssertionError):

@@ -8,7 +8,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from hetsngp.limits import is_out_of_memory
@@ -71,10 +71,11 @@ def make_group_class() -> Any:
             options["standalone_mode"] = False
             typed = options.get("args") or (args[0] if args else None) or sys.argv[1:]
             self._command = None
-            with warnings.catch_warnings(), _thread_errors_in_one_line():
+            debug = "--debug" in typed
+            with warnings.catch_warnings(), nullcontext() if debug else _thread_errors_in_one_line():
                 warnings.showwarning = _print_warning
                 try:
-                    code = self._run(args, options, debug="--debug" in typed)
+                    code = self._run(args, options, debug=debug)
                 except BrokenPipeError:  # the reader of our output has closed it, as head does
                     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                     code = 1

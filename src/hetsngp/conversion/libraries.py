@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from hetsngp.conversion.library_configs import DownloadRefused, check_sources, offline, without_origin
-from hetsngp.limits import LimitExceeded
+from hetsngp.limits import LimitExceeded, is_out_of_memory
 
 IMAGE_SIZE = 224
 HUGGING_FACE = "transformers"
@@ -123,7 +123,7 @@ def construct(source: dict[str, Any], *, allow_download: bool = False) -> nn.Mod
         extra = "text" if name == HUGGING_FACE else "vision"
         raise ImportError(f"this network is from {name}: pip install 'hetsngp[{extra}]'") from error
     except Exception as error:  # a config can lead to any, inside of the library
-        if isinstance(error, DownloadRefused | LimitExceeded):
+        if isinstance(error, DownloadRefused | LimitExceeded) or is_out_of_memory(error):
             raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"{name} cannot construct its network ({reason:.300})") from error

@@ -33,7 +33,9 @@ _SOURCES = re.compile(
 )
 _IMPLEMENTATION = re.compile(r".*(attn|attention|experts)_implementation.*")
 _BUILT_IN = ("eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm")
-_CONNECTIONS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")
+_CONNECTIONS = {"socket.connect", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo"} | {
+    f"socket.{name}" for name in ("gethostbyname", "gethostbyaddr", "getnameinfo")
+}
 
 
 class DownloadRefused(ValueError):
@@ -106,10 +108,12 @@ def check_numbers(library: str, config: Any, largest: int) -> None:
 
     Constructors loop over some of them before any tensor is made.
     """
+    kind = None
     for values in _dicts(config):
+        kind = values.get("model_type", kind)  # that of an outer dict, for settings of rotations in one
         for key, value in values.items():
             most = max(CONFIG_NUMBER.value, largest)
-            if library == "transformers" and "position" in key and _is_rotary(values.get("model_type")):
+            if library == "transformers" and "position" in key and _is_rotary(kind):
                 most = max(CONFIG_POSITIONS.value, most)
             # Bases of rotations are real numbers, which some configs write without a point.
             number = 0 if "theta" in key else max(map(abs, _integers(value)), default=0)

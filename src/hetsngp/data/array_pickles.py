@@ -103,18 +103,22 @@ def read_pickle(data: bytes, begin: int = 0) -> tuple[Any, int]:
         value, end = _read(data, begin)
     except (IndexError, KeyError, error) as reason:
         raise ValueError("it ends too early, or is no pickle") from reason
+    copies: dict[int, bytes] = {}
     if isinstance(value, dict):
-        return {name: _finished(entry) for name, entry in value.items()}, end
-    return _finished(value), end
+        return {name: _finished(entry, copies) for name, entry in value.items()}, end
+    return _finished(value, copies), end
 
 
-def _finished(value: Any) -> Any:
+def _finished(value: Any, copies: dict[int, bytes]) -> Any:
+    """Value as it is returned; ``copies`` has the bytes that were copied, since a file may repeat a value."""
     if isinstance(value, _Array):
         if value.values is None:
             raise ValueError("an array without content")
         return value.values
     if isinstance(value, memoryview):
-        return bytes(value)
+        if id(value) not in copies:
+            copies[id(value)] = bytes(value)
+        return copies[id(value)]
     if isinstance(value, _Dtype | _Name):
         raise ValueError(f"{value.name}, which is no value")
     return value
@@ -126,7 +130,7 @@ def _read(data: bytes, at: int) -> tuple[Any, int]:
     marks: list[list[Any]] = []
     memo: dict[int, Any] = {}
     count, most = 0, PICKLE_VALUES.value
-
+    copied = 0
     view, size = memoryview(data), len(data)
 
     def part(begin: int, length: int) -> memoryview:
@@ -139,6 +143,13 @@ def _read(data: bytes, at: int) -> tuple[Any, int]:
         if place > count:  # picklers number values as they come
             raise ValueError(f"a value remembered at {place}")
         memo[place] = stack[-1]
+
+    def copy(text: Any) -> None:
+        """Count a text that is copied as bytes: a file may use one that it holds once many times."""
+        nonlocal copied
+        copied += len(text) if isinstance(text, str) else 0
+        if copied > 2 * size:  # a byte above 127 is two in the file
+            raise ValueError("texts that are used again and again")
 
     while True:
         code = data[at]
@@ -209,7 +220,8 @@ def _read(data: bytes, at: int) -> tuple[Any, int]:
             stack[-1].extend(values)
         elif code in (0x73, 0x75):  # s, u: set one key, or all since the mark
             if code == 0x73:
-                stack, values = stack[:-2], stack[-2:]
+                value, key = stack.pop(), stack.pop()
+                values = [key, value]
             else:
                 values, stack = stack, marks.pop()
             keys = values[::2]
@@ -239,11 +251,15 @@ def _read(data: bytes, at: int) -> tuple[Any, int]:
             stack.append(_named(module, name))
         elif code == 0x52:  # R: call
             arguments, function = stack.pop(), stack.pop()
+            if function is _ENCODE and arguments:
+                copy(arguments[0])
             stack.append(_value_of_call(function, arguments))
         elif code == 0x62:  # b: set the state
             state = stack.pop()
             if not isinstance(stack[-1], _Array | _Dtype):
                 raise ValueError("a state for what has none")
+            if isinstance(state, tuple) and state:
+                copy(state[-1])
             stack[-1].build(state)
         elif code == 0x80:  # protocol
             at += 1

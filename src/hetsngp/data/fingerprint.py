@@ -70,8 +70,7 @@ def fingerprint_data(data: Any, *, everything: bool = False) -> Fingerprint | No
         found = _files(len(data.shards), data.shards.__getitem__, everything)
         return found | {"examples": len(data), "labels": _sha(_json(names))}
     if isinstance(data, Subset) and type(data.dataset) is TensorDataset:
-        rows = torch.as_tensor(data.indices)
-        return _tensors("example", [t[rows] for t in data.dataset.tensors], everything)
+        return _tensors("example", list(data.dataset.tensors), everything, torch.as_tensor(data.indices))
     if type(data) is TensorDataset:
         return _tensors("example", list(data.tensors), everything)
     if type(data) in (list, tuple):  # a subclass may do anything when it is iterated
@@ -120,17 +119,23 @@ def compare_fingerprints(before: Mapping[str, Any], now: Mapping[str, Any]) -> l
 # --- tensors --------------------------------------------------------------------------------------------
 
 
-def _tensors(word: str, tensors: Sequence[Tensor], everything: bool) -> Fingerprint:
-    """Fingerprint of tensors with one example in each row."""
-    count = len(tensors[0])
-    rows = _spread(count, SAMPLE)
+def _tensors(
+    word: str, tensors: Sequence[Tensor], everything: bool, chosen: Tensor | None = None
+) -> Fingerprint:
+    """Fingerprint of tensors with one example in each row; ``chosen``: of these rows."""
+    count = len(tensors[0]) if chosen is None else len(chosen)
+    places = _spread(count, SAMPLE)
+    rows = places if chosen is None else chosen[places].tolist()
     found = {
         "examples": count,
         "shapes": [[str(t.dtype).removeprefix("torch."), *t.shape[1:]] for t in tensors],
-        "sample": [[f"{word} {row}", _sha_tensors([t[row] for t in tensors])] for row in rows],
+        "sample": [
+            [f"{word} {place}", _sha_tensors([t[row] for t in tensors])]
+            for place, row in zip(places, rows, strict=True)
+        ],
     }
-    if everything or sum(t.numel() * t.element_size() for t in tensors) <= IN_MEMORY:
-        found["all"] = _sha_tensors(tensors)
+    if everything or sum(t[:1].numel() * count * t.element_size() for t in tensors) <= IN_MEMORY:
+        found["all"] = _sha_tensors(tensors if chosen is None else [t[chosen] for t in tensors])
     return found
 
 

@@ -343,10 +343,14 @@ def _check_width(path: Path, head: str, separator: str) -> None:
     """
     rows = (row for row in csv.reader(io.StringIO(head, newline=""), delimiter=separator) if row)
     try:
-        names, first = next(rows, []), next(rows, [])
+        names = next(rows, [])
+    except csv.Error:  # a name of more than 128 KiB
+        raise ValueError("a header with a name of more than 128 KiB") from None
+    TABLE_COLUMNS.check(len(names), str(path))
+    try:
+        first = next(rows, [])
     except csv.Error:  # a field of more than 128 KiB
         return
-    TABLE_COLUMNS.check(len(names), str(path))
     if len(first) > len(names) + MOST_SURPLUS:
         raise _surplus(path, first[0])
 
@@ -400,6 +404,9 @@ def _check_parquet(path: Path) -> None:
     with pyarrow.parquet.ParquetFile(path) as file:
         meta, schema = file.metadata, file.schema_arrow
     TABLE_COLUMNS.check(meta.num_columns, str(path))
+    nested = next((field.name for field in schema if pyarrow.types.is_nested(field.type)), None)
+    if nested is not None:
+        raise ValueError(f"its column {nested!r:.100} holds lists or tables: leave it out")
     groups = [meta.row_group(number) for number in range(meta.num_row_groups)]
     values = [group.column(column).num_values for group in groups for column in range(meta.num_columns)]
     TABLE_FIELDS.check(max(sum(values), meta.num_columns * meta.num_rows), str(path))

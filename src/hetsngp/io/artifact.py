@@ -27,7 +27,7 @@ from hetsngp.conversion.library_configs import check_numbers
 from hetsngp.io import storage
 from hetsngp.io.construction import allocate, bounded_outline, check_unsaved, without_weights
 from hetsngp.io.storage import CONFIG, ArtifactError
-from hetsngp.limits import NUM_SAMPLES
+from hetsngp.limits import NUM_SAMPLES, is_out_of_memory
 from hetsngp.models.classifier import Classifier
 from hetsngp.models.ensemble import Ensemble
 from hetsngp.models.methods import build
@@ -286,7 +286,7 @@ class SavedModel:
         except (ArtifactError, ImportError, OSError):
             raise
         except Exception as error:  # a config can lead to any, inside of torch
-            if isinstance(error, MemoryError) or "not enough memory" in str(error):
+            if is_out_of_memory(error):
                 raise MemoryError(f"there is not enough memory for the model in {self.folder}") from error
             reason = f"{error} is missing" if isinstance(error, KeyError) else error
             text = " ".join(f"{self.folder / CONFIG} does not describe a model: {self.name}{reason}".split())
@@ -393,8 +393,12 @@ class SavedModel:
             return self.fill(self.build(network))
         model = None
         # A constructor that computes with its weights cannot do without: it takes the same memory, and time.
-        with contextlib.suppress(Exception), without_weights():
-            model = self.build()
+        try:
+            with without_weights():
+                model = self.build()
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
         if model is None or not allocate(model, self.tensors):
             model = self.build()
         return self.fill(model)

@@ -8,7 +8,6 @@ the parameters.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -51,18 +50,14 @@ def _buffer_registered(module: nn.Module, name: str, tensor: Tensor | None) -> A
     return None if _hooks.buffer is None or tensor is None else _hooks.buffer(tensor)
 
 
-@functools.cache
-def _install_hooks() -> None:
-    """Enter the hooks at the first load, and leave them: torch goes through its table of hooks while other
-    threads construct modules, so that nothing can be removed safely. A registered tensor costs 0.1 µs more.
-    """
-    register_module_parameter_registration_hook(_parameter_registered)
-    register_module_buffer_registration_hook(_buffer_registered)
+# Once and for all, when a model is first saved or loaded: torch goes through its table of hooks while other
+# threads construct modules, so that nothing can be removed safely. A registered tensor costs 0.1 µs more.
+register_module_parameter_registration_hook(_parameter_registered)
+register_module_buffer_registration_hook(_buffer_registered)
 
 
 @contextmanager
 def _hooked(parameter: _Hook, buffer: _Hook | None) -> Iterator[None]:
-    _install_hooks()
     before = _hooks.parameter, _hooks.buffer
     _hooks.parameter, _hooks.buffer = parameter, buffer
     try:

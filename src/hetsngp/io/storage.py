@@ -65,8 +65,9 @@ def write(folder: Path, description: dict[str, Any], tensors: dict[str, Tensor])
         raise ArtifactError(f"{folder} is a file: give a folder to save into")
     _config_text(description, "", "")  # an invalid description is refused before anything is written
     try:
-        with one_writer(folder, wait=WAIT_SECONDS):
-            remove_leftovers(folder)
+        with one_writer(folder, wait=WAIT_SECONDS) as locked:
+            if locked:
+                remove_leftovers(folder)
             before = set(folder.glob("model-*.safetensors"))
             weights = _write_weights(folder, tensors)
             try:

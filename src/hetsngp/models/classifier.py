@@ -91,7 +91,7 @@ def training_pass(model: Classifier, *, always: bool = False) -> AbstractContext
 
 @contextmanager
 def _training_pass(model: Classifier, always: bool) -> Iterator[None]:
-    modules, me = (model, model.backbone, model.head), threading.get_ident()
+    modules, me = tuple(model.modules()), threading.get_ident()
     with _turn:
         held = [_held[module] for module in modules if module in _held]
         is_training = any(_held[m].mode if m in _held else m.training for m in modules)

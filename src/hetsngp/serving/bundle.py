@@ -83,15 +83,17 @@ def write_serving(
         write_json(target / SERVING, with_checksum(content))
 
 
-def open_run(path: str | Path, device: str | torch.device = "cpu") -> ServedModel:
+def open_run(
+    path: str | Path, device: str | torch.device = "cpu", *, allow_download: bool = False
+) -> ServedModel:
     """Load the finished run in ``path``: a folder that contains ``model/``, or that folder itself.
 
     No lock is taken. While the run is being replaced, the files are read again until they belong to one
-    model, the old or the new one, for a few seconds at most.
+    model, the old or the new one, for a few seconds at most. ``allow_download``: as of :func:`hetsngp.load`.
     """
     folder = _model_folder(Path(path))
     file = folder / SERVING
-    model, content = _read_together(folder, device)
+    model, content = _read_together(folder, device, allow_download)
     try:
         inputs, thresholds = (
             Preprocessing.from_dict(content["inputs"]),
@@ -107,12 +109,14 @@ def open_run(path: str | Path, device: str | torch.device = "cpu") -> ServedMode
     return ServedModel(model, inputs, thresholds, folder, about)
 
 
-def _read_together(folder: Path, device: str | torch.device) -> tuple[Classifier | Ensemble, dict[str, Any]]:
+def _read_together(
+    folder: Path, device: str | torch.device, allow_download: bool
+) -> tuple[Classifier | Ensemble, dict[str, Any]]:
     """Model and content of ``serving.json`` that belong together."""
     for pause in (*PAUSES, None):
         content = _read(folder / SERVING)
         if content.get("sha256") == _weights_digest(folder):
-            model = load(folder, device=device)
+            model = load(folder, device=device, allow_download=allow_download)
             if content.get("sha256") == _weights_digest(folder):  # not replaced in the meantime
                 return model, content
         if pause is not None:

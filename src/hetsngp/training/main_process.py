@@ -65,9 +65,10 @@ def remove_run_leftovers(folder: Path) -> None:
     """Remove what killed writers left in the folders of a training; the caller holds the lock of the run."""
     remove_leftovers(folder)
     for each in (*folder.glob("checkpoint*"), *folder.glob("best-*")):
-        remove_unused(each)
+        if not each.is_symlink():  # a folder from somebody else may point anywhere
+            remove_unused(each)
     model = folder / "model"
-    if model.is_dir():
+    if model.is_dir() and not model.is_symlink():
         with suppress(FolderInUse), one_writer(model) as locked:  # hetsngp.save locks it by itself
             if locked:
                 remove_leftovers(model)

@@ -120,8 +120,8 @@ def _of_loader(loader: Any, device: torch.device, everything: bool) -> Fingerpri
     dataset = getattr(loader, "dataset", loader)
     try:
         known = fingerprint_data(dataset, everything=everything)
-    except OSError:  # a file that cannot be read: the training says so, in its own words
-        return None
+    except (OSError, NotImplementedError, RuntimeError):
+        return None  # a file that cannot be read, of which the training says so, or tensors without bytes
     readable = hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset | list | tuple)
     if known is not None or not readable or _draws([dataset]):
         return known

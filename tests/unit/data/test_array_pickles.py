@@ -131,3 +131,31 @@ def test_the_number_of_values_is_limited(monkeypatch: pytest.MonkeyPatch) -> Non
         read_pickle(2000 * b"]" + b".")
     monkeypatch.setenv("HETSNGP_MAX_PICKLE_VALUES", "3000")
     assert read_pickle(2000 * b"]" + b".")[0] == []
+
+
+def test_a_value_that_is_used_many_times_is_copied_once() -> None:
+    """Or refused: a file of a megabyte must not become a hundred."""
+    long = 10**6
+    text = b"X" + struct.pack("<I", long) + b"a" * long + b"q\x01"
+    encoded = b"c_codecs\nencode\n(h\x01X\x06\x00\x00\x00latin1tR"
+    with pytest.raises(ValueError, match="again and again"):
+        read_pickle(b"\x80\x02" + text + b"]" + (encoded + b"a") * 100 + b".")
+    content = b"B" + struct.pack("<I", long) + b"a" * long + b"q\x01"
+    entries = b"".join(b"U\x02%02dh\x01" % i for i in range(100))
+    found, _ = read_pickle(b"\x80\x02" + content + b"}(" + entries + b"u.")
+    assert len({id(value) for value in found.values()}) == 1
+
+
+def test_setting_keys_takes_time_by_their_number_alone() -> None:
+    """Copies of the stack below would be counted in the bytes of lists that Python allocates."""
+    import tracemalloc
+
+    count = 20_000
+    written = b"\x80\x02" + b"N" * count + b"}" + b"U\x01aNs" * 50 + b"."
+    tracemalloc.start()
+    try:
+        read_pickle(written)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.9 * 8 * count  # the stack once; a copy of it would be as large again

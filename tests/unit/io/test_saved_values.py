@@ -247,3 +247,21 @@ def test_a_converted_networks_description_is_checked(change: dict[str, Any], tmp
     edit(tmp_path, **{f"model__backbone__extractor__{name}": value for name, value in change.items()})
     with pytest.raises(ArtifactError):
         hetsngp.load(tmp_path, backbone=network())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried…")],
+    ids=["python", "torch"],
+)
+def test_a_lack_of_memory_is_not_called_damage(
+    saved: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hetsngp.io import artifact
+
+    def fail(*args: Any, **options: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(artifact, "build", fail)
+    with pytest.raises(MemoryError, match="not enough memory for the model"):
+        hetsngp.load(saved)

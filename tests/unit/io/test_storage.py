@@ -360,3 +360,18 @@ def test_a_save_does_not_wait_for_its_own_folder(saved: Path, monkeypatch: pytes
     with one_writer(saved):
         storage.write(saved, VALUES, tensors(2.0))
     assert float(storage.read(saved)[1]["a"][0]) == 2.0
+
+
+def test_without_locks_the_files_of_another_writer_stay(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the file system has no locks, a temporary file may belong to a process that lives."""
+    from hetsngp import locking
+
+    def no_locks(descriptor: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    other = files.temporary_file(saved)
+    other.write_bytes(b"half")
+    monkeypatch.setattr(locking, "_lock", no_locks)
+    with pytest.warns(UserWarning, match="has no locks"):
+        storage.write(saved, VALUES, tensors(2.0))
+    assert other.read_bytes() == b"half"

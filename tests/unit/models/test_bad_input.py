@@ -701,3 +701,18 @@ def test_values_are_not_looked_at_in_a_transform() -> None:
     model = toy.trained("deterministic")
     found = torch.func.vmap(lambda row: model(row[None])[0])(X)
     torch.testing.assert_close(found, model(X))
+
+
+def test_errors_of_the_users_own_kinds_pass_unchanged() -> None:
+    class Stop(RuntimeError):
+        """Raised by a backbone to end a loop."""
+
+    class Stopping(nn.Module):
+        num_features = 2
+
+        def forward(self, x: Tensor) -> Tensor:
+            raise Stop("enough")
+
+    model = hetsngp.build("deterministic", Stopping(), 2)
+    with pytest.raises(Stop, match=r"^enough$"):
+        model.predict(torch.zeros(3, 2))

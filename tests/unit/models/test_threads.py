@@ -273,3 +273,32 @@ def test_a_prediction_compiles_to_one_graph() -> None:
     compiled = torch.compile(model.predict_probs, backend="eager", fullgraph=True)
     x = batch(0)[0]
     assert torch.equal(compiled(x), model.predict_probs(x))
+
+
+def test_models_whose_backbones_share_an_inner_network() -> None:
+    """train() of one waits for a prediction of the other, since it would switch the network inside of it."""
+
+    class Around(nn.Module):
+        num_features = 16
+        kind = "mlp"
+
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            before = self.inner.training
+            inside.set()
+            threading.Event().wait(0.2)
+            seen.append((before, self.inner.training))
+            return self.inner(x)
+
+    inside, seen, shared = threading.Event(), [], Noisy()
+    one, two = (hetsngp.build("deterministic", Around(shared), 3, spectral_bound=None) for _ in range(2))
+    with ThreadPoolExecutor(2) as pool:
+        answer = pool.submit(one.predict, batch(0)[0])
+        assert inside.wait(WAIT)
+        pool.submit(two.train).result(WAIT)
+        answer.result(WAIT)
+    assert seen == [(False, False)]
+    assert shared.training

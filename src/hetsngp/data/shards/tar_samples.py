@@ -227,8 +227,11 @@ def _read(tar: tarfile.TarFile, member: tarfile.TarInfo | None, limit: Limit) ->
     if member is None:
         return None
     limit.check(member.size, f"{member.name!r} of {tar.name!r}")
-    stream = tar.extractfile(member)
-    return None if stream is None else stream.read()
+    try:
+        stream = tar.extractfile(member)
+        return None if stream is None else stream.read()
+    except (*FORGED, AttributeError) as error:
+        raise tarfile.ReadError(f"an invalid member, {error!r:.100}") from error
 
 
 @contextmanager
@@ -240,16 +243,7 @@ def _opened(shard: Path) -> Iterator[tarfile.TarFile]:
             yield tar
     except FileNotFoundError as error:
         raise FileNotFoundError(f"there is no file {shard} any more: open the data set again") from error
-    # tarfile raises the last four on forged headers.
-    except (
-        tarfile.TarError,
-        OSError,
-        EOFError,
-        OverflowError,
-        IndexError,
-        TypeError,
-        AttributeError,
-    ) as error:
+    except (tarfile.TarError, OSError, EOFError) as error:
         raise ValueError(
             f"{shard} is no whole tar file ({error}): it was cut off, damaged, or is compressed; copy it "
             "again, or unpack it with gunzip"
