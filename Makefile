@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt requirements-hashed.txt tools/torchvisi
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  --report .venv/installed.json -e '.[$(EXTRAS)]'
-	$(BIN)/python -I tools/hash_pins.py check .venv/installed.json
+	@$(PYTHON) tools/hash_pins.py check .venv/installed.json || { rm -rf .venv; exit 1; }
 	$(BIN)/python tools/torchvision_hook.py
 	@touch '$@'
 
