@@ -6,8 +6,8 @@
 ``write`` prints every pin of constraints.txt with the SHA-256 of each file that the index of pip's
 configuration, or ``--index``, has of it; ``--also`` adds a wheel from another index, such as PyTorch's own
 builds for the CPU. Run it whenever constraints.txt changes. ``check`` reads what ``pip install --report
-REPORT`` wrote, and fails where a file was installed that is not one of these; ``make setup`` calls it with the
-Python that made .venv, before anything in .venv is run, and removes .venv where it fails.
+REPORT`` wrote, and fails where a file was installed that is not one of these; ``make setup`` calls it with
+the Python that made .venv, before anything in .venv is run, and removes .venv where it fails.
 """
 
 from __future__ import annotations

@@ -388,13 +388,23 @@ def _expanded(path: Path) -> IO[bytes]:
 
 
 def _read_parquet(path: Path) -> Any:
-    _check_parquet(path)
-    return _pandas().read_parquet(path, engine="pyarrow")
+    """Read a table. Lists and structures, which no method takes and which may expand without limit, are not
+    read: their columns hold empty lists.
+    """
+    names, nested = _check_parquet(path)
+    plain = [name for name in names if name not in nested]
+    frame = _pandas().read_parquet(path, engine="pyarrow", columns=plain)
+    for place, name in enumerate(names):
+        if name in nested:
+            frame.insert(place, name, [[]] * len(frame))
+    return frame
 
 
-def _check_parquet(path: Path) -> None:
-    """Check the size of a table. A text that a column repeats is in the file once: it is read that way here,
-    to know how much memory all of them would take.
+def _check_parquet(path: Path) -> tuple[list[str], set[str]]:
+    """Check the size of a table; returns the names of its columns, and those that are nested.
+
+    A text that a column repeats is in the file once: it is read that way here, to know how much memory all of
+    them would take.
     """
     import pyarrow
     import pyarrow.compute
@@ -404,9 +414,6 @@ def _check_parquet(path: Path) -> None:
     with pyarrow.parquet.ParquetFile(path) as file:
         meta, schema = file.metadata, file.schema_arrow
     TABLE_COLUMNS.check(meta.num_columns, str(path))
-    nested = next((field.name for field in schema if pyarrow.types.is_nested(field.type)), None)
-    if nested is not None:
-        raise ValueError(f"its column {nested!r:.100} holds lists or tables: leave it out")
     groups = [meta.row_group(number) for number in range(meta.num_row_groups)]
     values = [group.column(column).num_values for group in groups for column in range(meta.num_columns)]
     TABLE_FIELDS.check(max(sum(values), meta.num_columns * meta.num_rows), str(path))
@@ -418,6 +425,8 @@ def _check_parquet(path: Path) -> None:
                 needed += pyarrow.compute.sum(lengths.take(chunk.indices)).as_py() or 0
     if needed > path.stat().st_size:
         TABLE_BYTES.check(needed, str(path))
+    nested = {field.name for field in schema if pyarrow.types.is_nested(field.type)}
+    return list(schema.names), nested
 
 
 def _check_fields(path: Path, frame: Any, separator: str) -> None:

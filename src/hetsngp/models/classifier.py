@@ -182,6 +182,8 @@ class Classifier(nn.Module):
 
     _fitted_weights: FittedWeights | None = None
     """Weights that the posterior was fitted with; None: not known, or no posterior."""
+    _known_stale = False
+    """Whether weights were seen to change since."""
 
     def __init__(
         self,
@@ -204,7 +206,6 @@ class Classifier(nn.Module):
         self.conversion: Any = None
         """Report of :func:`hetsngp.convert`, if it made this model; not saved."""
         self._warned: set[str] = set()
-        self._trained_since_fit = False
         self._seen = Seen()
 
     # --- training and prediction ------------------------------------------------------------------------
@@ -434,12 +435,11 @@ class Classifier(nn.Module):
 
     @_trained_since_fit.setter
     def _trained_since_fit(self, trained: bool) -> None:
-        self.__dict__["_trained_since_fit"] = bool(trained)
+        self._known_stale = bool(trained)
 
     def _is_stale(self, marks: Marks | None) -> bool:
-        known = bool(self.__dict__.get("_trained_since_fit", False))  # where release 0.1 has it
-        if known or not self._has_filled_posterior:
-            return known
+        if self._known_stale or not self._has_filled_posterior:
+            return self._known_stale
         if marks is None or marks == self._seen.compared or not eager(self.temperature):
             return False
         before, now = self._fitted_weights, self._weights_now()
@@ -477,7 +477,9 @@ class Classifier(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.__dict__.setdefault("_seen", Seen())  # pickles of release 0.1 have none
+        # Pickles of release 0.1 have one attribute in place of these two.
+        self.__dict__.setdefault("_seen", Seen())
+        self._known_stale = bool(self.__dict__.pop("_trained_since_fit", self._known_stale))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # Another precision or device is no training: compared before, recorded afterwards.

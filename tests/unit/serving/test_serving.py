@@ -410,7 +410,7 @@ def test_a_run_that_is_being_replaced_is_the_old_or_the_new_one(
     first = hetsngp.load(copied / "model")
     steps = [lambda: write_serving(copied / "model", INPUTS, old.thresholds)]
 
-    def load(folder: Path, device: Any) -> Any:
+    def load(folder: Path, **options: Any) -> Any:
         monkeypatch.setattr("hetsngp.serving.bundle.load", hetsngp.load)
         hetsngp.save(old.model, copied / "model")
         return first
