@@ -13,8 +13,18 @@ from typing import Any
 
 from hetsngp.limits import is_out_of_memory
 
-EXPECTED = (ValueError, TypeError, OSError, ImportError, RuntimeError, ArithmeticError, MemoryError)
-"""Raised by the library for wrong input, with a message that names the fix, or by the system."""
+EXPECTED = (
+    ValueError,
+    TypeError,
+    OSError,
+    ImportError,
+    RuntimeError,
+    ArithmeticError,
+    MemoryError,
+    SystemError,
+)
+"""Raised by the library for wrong input, with a message that names the fix, or by the system. A SystemError is one of
+Python, where native code fails without a reason, as it does without memory."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 RESUMABLE = ("demo", "train", "evaluate", "reproduce")
 """Commands that skip finished work when they are run again."""
