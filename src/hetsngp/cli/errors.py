@@ -14,17 +14,10 @@ from typing import Any
 from hetsngp.limits import is_out_of_memory
 
 EXPECTED = (
-    ValueError,
-    TypeError,
-    OSError,
-    ImportError,
-    RuntimeError,
-    ArithmeticError,
-    MemoryError,
-    SystemError,
+    *(ValueError, TypeError, OSError, ImportError, RuntimeError, ArithmeticError, MemoryError),
+    SystemError,  # of Python, where native code fails without a reason, as it may without memory
 )
-"""Raised by the library for wrong input, with a message that names the fix, or by the system. A SystemError is one of
-Python, where native code fails without a reason, as it does without memory."""
+"""Raised by the library for wrong input, with a message that names the fix, or by the system."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 RESUMABLE = ("demo", "train", "evaluate", "reproduce")
 """Commands that skip finished work when they are run again."""
