@@ -43,7 +43,7 @@ class _Holder:
         self.folder = folder
         self.thread, self.count = threading.get_ident(), 1
         self.descriptor: int | None = None
-        """Of the locked file; None where the file system has no locks."""
+        """Descriptor of the locked file; None where the file system has no locks."""
 
 
 _table = threading.Lock()

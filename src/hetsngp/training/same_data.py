@@ -22,7 +22,7 @@ from hetsngp.training.checkpointing.randomness import rng_state, seed_all, set_r
 from hetsngp.training.main_process import on_main
 
 Fingerprints = dict[str, Fingerprint]
-"""Of each part of the data: train, held_out, test."""
+"""Fingerprint of each part of the data: train, held_out, test."""
 _RANDOM = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 # Of a data set that holds more, its items are not read.
 _MOST_OBJECTS, _MOST_ITEMS = 10_000, 100
