@@ -117,3 +117,4 @@ def test_last_full_run_has_no_defect_and_enough_cases() -> None:
     for name, run in found.items():
         assert (run["share"], run["defects"]) == (1.0, [])
         assert sum(sum(outcomes.values()) for outcomes in run["table"].values()) >= ENOUGH.get(name, 1)
+    assert sum(found["kills"]["table"]["kills at file operations"].values()) >= 100

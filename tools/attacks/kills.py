@@ -30,7 +30,7 @@ from tools.attacks.harness import (
 )
 from tools.attacks.small_runs import Ended, digest_of, leftovers, run_command, warm_up, write_data
 
-ATTACK = "kills"
+ATTACK, AT_MOMENTS = "kills at file operations", "kills at random moments"
 LITTLE_MEMORY = "training with little memory"
 RANDOM_KILLS = 18
 MEMORY_SIZES = (0, 5, 10, 20, 30, 50, 80)
@@ -90,19 +90,20 @@ def _judge(
     where: str, killed: Ended, again: Ended, out: Path, reference: dict[str, str], *, ended: bool = False
 ) -> Result:
     """Outcome of the command that was run again; ``ended``: the killed one may have ended before."""
+    kind = AT_MOMENTS if ended else ATTACK
     if killed.hung or again.hung:
-        return Result(ATTACK, where, HANG)
+        return Result(kind, where, HANG)
     if killed.returncode != -signal.SIGKILL and not (ended and killed.returncode == 0):
-        return Result(ATTACK, where, TRACEBACK, f"not killed: {killed.returncode} {killed.stderr[-300:]}")
+        return Result(kind, where, TRACEBACK, f"not killed: {killed.returncode} {killed.stderr[-300:]}")
     outcome, detail = classify_command(again.returncode, again.stderr)
     if outcome != CORRECT:
-        return Result(ATTACK, where, outcome if outcome != CLEAN_ERROR else WRONG, detail)
+        return Result(kind, where, outcome if outcome != CLEAN_ERROR else WRONG, detail)
     found = digest_of(out)
     different = sorted(name for name in found.keys() | reference if found.get(name) != reference.get(name))
     if different:
-        return Result(ATTACK, where, WRONG, f"other than undisturbed: {', '.join(different)}")
+        return Result(kind, where, WRONG, f"other than undisturbed: {', '.join(different)}")
     left = leftovers(out)
-    return Result(ATTACK, where, WRONG if left else CORRECT, f"left behind: {left}" if left else "")
+    return Result(kind, where, WRONG if left else CORRECT, f"left behind: {left}" if left else "")
 
 
 def _without_memory(command: Callable[[Path], list[str]], folder: Path, share: float) -> Iterator[Result]:
