@@ -13,6 +13,9 @@ from torch import Tensor
 
 # Weight of the standardised log length against the direction (√D long) under "polar".
 POLAR_WEIGHT = 0.3
+# Largest coordinate under "rms", of typical size one: further away nothing differs, and a product with
+# frequencies stays finite.
+FURTHEST = 2.0**20
 
 
 def rbf_kernel(x: Tensor, y: Tensor, amplitude: float = 1.0, length_scale: float | Tensor = 1.0) -> Tensor:
@@ -84,8 +87,8 @@ def signed_root(h: Tensor) -> Tensor:
 
 def median_distance(h: Tensor) -> Tensor:
     """Median distance between distinct rows of h (N, D), the usual length scale: a scalar, or NaN."""
-    distance = torch.pdist(h)
-    return torch.where(distance > 0, distance, torch.nan).nanmedian()
+    # Zeros, which are of equal rows, become NaN and are not counted.
+    return torch.nn.functional.threshold(torch.pdist(h), 0.0, torch.nan).nanmedian()
 
 
 def normalize(
@@ -96,20 +99,33 @@ def normalize(
     ``direction``: √D·(h − μ)/‖h − μ‖, (B, D); length is dropped, because out-of-distribution images have
     short features. ``polar``: the direction and 0.3·√D·(log‖h − μ‖ − mean)/std as one more coordinate, (B,
     D+1); far inputs stay far. ``rms``: (h − μ)/rms with one scale for all coordinates, (B, D); a
-    distance-preserving network keeps its geometry. ``power``: the direction of the signed square roots, μ
-    being their mean, (B, D); for frozen features, since near zero the root is steep. All have typical length
-    √D.
+    distance-preserving network keeps its geometry, up to 2²⁰ in a coordinate. ``power``: the direction of the
+    signed square roots, μ being their mean, (B, D); for frozen features, since near zero the root is steep.
+    All have typical length √D, and are finite for any finite h − μ.
     """
     centred = (signed_root(h) if kind == "power" else h) - mean
     if kind == "rms":
-        return centred / rms
+        return (centred / rms).clamp(-FURTHEST, FURTHEST)
     root = math.sqrt(h.shape[-1])
+    scale = _norm_scale(centred)
+    centred = centred * scale
     length = centred.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(h.dtype).tiny ** 0.5)
     direction = root * centred / length
     if kind in ("direction", "power"):
         return direction
-    radius = (length.log() - log_length) / log_spread
+    radius = (length.log() - scale.log() - log_length) / log_spread
     return torch.cat([direction, POLAR_WEIGHT * root * radius], dim=-1)
+
+
+@torch.no_grad()
+def _norm_scale(x: Tensor) -> Tensor:
+    """Factor with which the squares of a row neither overflow nor lose bits: (B, D) → (B, 1).
+
+    One, or a power of two where a value is very large, so that the scaled row has the same bits.
+    """
+    bits = math.frexp(torch.finfo(x.dtype).max)[1]  # 128 in float32: large is 2⁴⁸, times 2⁻⁸⁰
+    largest = torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True)
+    return torch.where(largest > 2.0 ** (3 * bits // 8), 2.0 ** (-5 * bits // 8), 1.0).to(x.dtype)
 
 
 def clip_length(z: Tensor, longest: float) -> Tensor:

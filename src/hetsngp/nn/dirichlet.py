@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hetsngp.functional import dirichlet
 from hetsngp.nn.heads import Head, Link
 from hetsngp.nn.initialization import seeded_linear
-from hetsngp.nn.precision import KeepsPrecision
+from hetsngp.nn.precision import KeepsPrecision, is_recomputing
 from hetsngp.types import Prediction
 from hetsngp.validation import check_class_labels
 
@@ -59,14 +59,23 @@ class ClassFlows(KeepsPrecision):
 
 
 class LatentNorm(nn.BatchNorm1d):
-    """BatchNorm that normalises a single training example by the running statistics."""
+    """BatchNorm that normalises a single training example by the running statistics.
+
+    A pass that activation checkpointing repeats does not move them, and autograd has copies of them, so that
+    other passes may follow before a backward pass.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """z: (B, L) → (B, L)."""
-        if self.training and input.shape[0] == 1:
-            mean, var = self.running_mean, self.running_var
-            return F.batch_norm(input, mean, var, self.weight, self.bias, False, 0.0, self.eps)
-        return super().forward(input)
+        by_batch = self.training and input.shape[0] > 1
+        if by_batch and not is_recomputing():
+            return super().forward(input)
+        mean, var = self.running_mean, self.running_var
+        assert mean is not None
+        assert var is not None
+        if torch.is_grad_enabled():
+            mean, var = mean.clone(), var.clone()
+        return F.batch_norm(input, mean, var, self.weight, self.bias, by_batch, 0.0, self.eps)
 
 
 class DirichletHead(KeepsPrecision, Head):

@@ -9,9 +9,10 @@ same h: the logits of an example fill M consecutive rows.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,11 +22,13 @@ from hetsngp.functional import features
 from hetsngp.functional.features import kernel_components, median_distance, normalize, rbf_kernel, signed_root
 from hetsngp.nn.initialization import seeded_linear
 from hetsngp.nn.posteriors import POSTERIOR_TYPES
-from hetsngp.nn.precision import KeepsPrecision
+from hetsngp.nn.precision import KeepsPrecision, is_recomputing
 from hetsngp.types import LatentNormal
 
 # Examples of a batch that the median distance is taken over: 8,128 pairs.
 DISTANCE_EXAMPLES = 128
+# Forward passes before one backward pass that activation checkpointing may repeat exactly.
+RECENT_PASSES = 16
 # Smallest scale and length: features that do not vary stay finite.
 _SMALLEST = 1e-12
 # Most training points in a kernel matrix: its eigenvectors take seconds.
@@ -42,15 +45,58 @@ INITIAL_LOGIT_STD = 0.5
 # --- normalisation of features ---------------------------------------------------------------------------
 
 
-class FeatureNormalizer(nn.Module):
+class NormalizerStatistics(NamedTuple):
+    """Statistics of features, μ (D,) and scalars; each kind of normalisation reads some of them."""
+
+    mean: Tensor
+    mean_square: Tensor
+    log_length: Tensor
+    log_variance: Tensor
+    distance: Tensor
+
+
+class RecentStatistics:
+    """Statistics of the last forward passes in training, which a recomputation needs again.
+
+    A pass is recognised by the mean of its features. Copies of the model have none.
+    """
+
+    def __init__(self) -> None:
+        self.passes: deque[tuple[Tensor, NormalizerStatistics]] = deque(maxlen=RECENT_PASSES)
+
+    def find(self, mark: Tensor) -> NormalizerStatistics | None:
+        """Statistics of the pass whose features have the mean ``mark`` (D,); None where there was no pass."""
+        if len(self.passes) < 2:
+            return self.passes[0][1] if self.passes else None
+        means = torch.stack([mean for mean, _ in self.passes])
+        nearest = (means - mark).abs().sum(1).argmin()  # on the device, without waiting for it
+        columns = zip(*(statistics for _, statistics in self.passes), strict=True)
+        return NormalizerStatistics(*(torch.stack(column)[nearest] for column in columns))
+
+    def __deepcopy__(self, memo: Any) -> RecentStatistics:
+        return RecentStatistics()
+
+    def __reduce__(self) -> tuple[type[RecentStatistics], tuple[()]]:
+        return RecentStatistics, ()
+
+
+class FeatureNormalizer(KeepsPrecision):
     """Centre and scale features by statistics gathered while training; see :func:`normalize` for the kinds.
 
     The statistics are plain averages for the first hundred steps and moving averages with weight 0.01 after
-    that. They change in training mode only, so they are constant while a posterior is fitted and afterwards.
+    that; those that the kind does not use stay as they are, and so does ``distance``, the median distance of
+    normalised features, without ``measures_distance``. They change in training mode only, so they are
+    constant while a posterior is fitted and afterwards. They are float32 or better: an average stalls in
+    bfloat16, and a square overflows in float16.
     ``gather`` (b, D) → (B, D) collects the features of all processes, where each has a part of the batch.
+
+    Buffers are written in place, so that compiled and CUDA graphs keep their addresses, and no graph of
+    autograd has one: a backward pass may follow any number of forward passes. A forward pass that
+    activation checkpointing repeats takes the statistics of the first time and changes none.
     """
 
     gather: Callable[[Tensor], Tensor] | None = None
+    measures_distance = True
 
     mean: Tensor
     mean_square: Tensor
@@ -58,11 +104,15 @@ class FeatureNormalizer(nn.Module):
     log_variance: Tensor
     distance: Tensor
     steps: Tensor
+    _recent: RecentStatistics
 
-    def __init__(self, num_features: int, kind: str, momentum: float = 0.01) -> None:
+    def __init__(
+        self, num_features: int, kind: str, momentum: float = 0.01, *, measures_distance: bool = True
+    ) -> None:
         super().__init__()
         self.kind = kind
         self.momentum = momentum
+        self.measures_distance = measures_distance
         self.out_features = num_features + (kind == "polar")
         self.register_buffer("mean", torch.zeros(num_features))
         self.register_buffer("mean_square", torch.ones(()))
@@ -71,44 +121,122 @@ class FeatureNormalizer(nn.Module):
         # Independent points of length √D lie √(2D) apart: the value before any data is seen.
         self.register_buffer("distance", torch.tensor(math.sqrt(2 * num_features)))
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self._recent = RecentStatistics()
 
     def forward(self, h: Tensor) -> Tensor:
         """(B, D) → (B, D), or (B, D+1) for polar."""
-        if self.training:
-            seen = h.detach()
-            self._update(seen if self.gather is None else self.gather(seen))
-        return self.normalized(h)
+        return self.with_statistics(h)[0]
+
+    def with_statistics(self, h: Tensor) -> tuple[Tensor, NormalizerStatistics]:
+        """Normalised h, and the statistics that belong to it, which later passes do not write to."""
+        if not self.training:
+            # With gradients a graph may have them, and training may go on before its backward pass.
+            statistics = self._stored(copied=torch.is_grad_enabled())
+            return self._normalized(h, statistics), statistics
+        own = h.detach()
+        if is_recomputing():
+            statistics = self._recent.find(self._values(own).mean(0)) or self._stored(copied=True)
+            return self._normalized(h, statistics), statistics
+        rows = own if self.gather is None else self.gather(own)
+        batch_mean, weight, statistics = self._move(rows)
+        z = self._normalized(h, statistics)
+        if self.measures_distance:
+            shown = z.detach() if self.gather is None else None
+            statistics = self._move_distance(rows, weight, statistics, shown)
+        if not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
+            mark = batch_mean if self.gather is None else self._values(own).mean(0)
+            self._recent.passes.append((mark, statistics))
+        return z, statistics
 
     def set_statistics(self, h: Tensor) -> None:
         """Replace the statistics by those of h (n, D), all training features in random order."""
         self.steps.zero_()
-        self._update(h)
+        _, weight, statistics = self._move(h)
+        self._move_distance(h, weight, statistics)
 
     def normalized(self, h: Tensor) -> Tensor:
         """Normalised h by the present statistics, which do not change."""
-        rms = self.mean_square.to(h.dtype).sqrt().clamp_min(_SMALLEST)
-        spread = self.log_variance.to(h.dtype).sqrt().clamp_min(1e-3)
-        return normalize(h, self.kind, self.mean.to(h), rms, self.log_length.to(h.dtype), spread)
+        return self._normalized(h, self._stored())
+
+    def _stored(self, *, copied: bool = False) -> NormalizerStatistics:
+        # Of the buffers autograd would keep the distance alone, by which features are divided.
+        distance = self.distance.clone() if copied else self.distance
+        return NormalizerStatistics(self.mean, self.mean_square, self.log_length, self.log_variance, distance)
+
+    def _values(self, h: Tensor) -> Tensor:
+        """What the mean is taken of."""
+        return signed_root(h) if self.kind == "power" else h
+
+    def _normalized(self, h: Tensor, statistics: NormalizerStatistics) -> Tensor:
+        rms, spread = statistics.mean_square, statistics.log_variance
+        if self.kind == "rms":
+            rms = rms.to(h.dtype).sqrt().clamp_min(_SMALLEST)
+        elif self.kind == "polar":
+            spread = spread.to(h.dtype).sqrt().clamp_min(1e-3)
+        return normalize(h, self.kind, statistics.mean.to(h), rms, statistics.log_length.to(h.dtype), spread)
 
     @torch.no_grad()
-    def _update(self, h: Tensor) -> None:
+    def _move(self, h: Tensor) -> tuple[Tensor, Tensor, NormalizerStatistics]:
+        """Mean of a batch, the weight of its statistics, and the statistics with it, but for the distance."""
+        values = self._values(h)
+        batch_mean = values.mean(0)
         # Identical examples have no spread: as a first batch they would make the scale zero.
-        varied = (h - h[:1]).abs().amax() > 1e-5 * h.abs().amax()
+        variance = F.mse_loss(values, batch_mean.expand_as(values))
+        varied = variance > 1e-10 / len(batch_mean) * batch_mean.dot(batch_mean)
         self.steps += varied
-        weight = torch.clamp(1 / self.steps.clamp_min(1), min=self.momentum).to(h.dtype) * varied
-        seen = signed_root(h) if self.kind == "power" else h
-        self._move(self.mean, seen.mean(0), weight)
-        centred = seen - self.mean.to(h)
-        self._move(self.mean_square, centred.square().mean(), weight)
-        log_length = centred.norm(dim=1).clamp_min(_SMALLEST).log()
-        self._move(self.log_length, log_length.mean(), weight)
-        self._move(self.log_variance, (log_length - self.log_length.to(h)).square().mean(), weight)
-        distance = median_distance(self.normalized(h[:DISTANCE_EXAMPLES])).to(self.distance)
-        self._move(self.distance, torch.where(distance.isnan(), self.distance, distance), weight)
+        weight = (varied / self.steps.clamp(1, 1 / self.momentum)).to(h.dtype)
+        statistics = self._stored()
+        mean = self._moved(self.mean, batch_mean, weight)
+        if self.kind == "rms":
+            square = F.mse_loss(values, mean.to(h).expand_as(values))
+            return (
+                batch_mean,
+                weight,
+                statistics._replace(mean=mean, mean_square=self._moved(self.mean_square, square, weight)),
+            )
+        if self.kind != "polar":
+            return batch_mean, weight, statistics._replace(mean=mean)
+        log_length = (values - mean.to(h)).norm(dim=1).clamp_min(_SMALLEST).log()
+        mean_log = self._moved(self.log_length, log_length.mean(), weight)
+        square = (log_length - mean_log.to(h)).square().mean()
+        return (
+            batch_mean,
+            weight,
+            statistics._replace(
+                mean=mean, log_length=mean_log, log_variance=self._moved(self.log_variance, square, weight)
+            ),
+        )
+
+    @torch.no_grad()
+    def _move_distance(
+        self, h: Tensor, weight: Tensor, statistics: NormalizerStatistics, z: Tensor | None = None
+    ) -> NormalizerStatistics:
+        """Statistics with the median distance of the first examples; z: h normalised, if it is known."""
+        z = self._normalized(h[:DISTANCE_EXAMPLES], statistics) if z is None else z[:DISTANCE_EXAMPLES]
+        distance = median_distance(z).to(self.distance)
+        distance = torch.where(distance.isnan(), self.distance, distance)
+        return statistics._replace(distance=self._moved(self.distance, distance, weight))
 
     @staticmethod
-    def _move(buffer: Tensor, value: Tensor, weight: Tensor) -> None:
-        buffer.lerp_(value.to(buffer), weight.to(buffer.dtype))
+    def _moved(buffer: Tensor, value: Tensor, weight: Tensor) -> Tensor:
+        moved = torch.lerp(buffer, value.to(buffer), weight.to(buffer.dtype))
+        buffer.copy_(moved)
+        return moved
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        self._recent = RecentStatistics()
+        return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        # `load` gives a model the precision of its file, where half-precision models of 0.1 have these too.
+        for name in NormalizerStatistics._fields:
+            buffer = getattr(self, name)
+            setattr(self, name, buffer.to(torch.promote_types(buffer.dtype, torch.float32)))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("_recent", RecentStatistics())  # pickles of 0.1 have none
 
 
 # --- kernel features of training points -----------------------------------------------------------------
@@ -269,7 +397,9 @@ class RandomFeatureGP(nn.Module):
         self.kernel = kernel
         self.members = members
         m = kernel.random_features
-        self.normalizer = FeatureNormalizer(num_features, kernel.normalization)
+        self.normalizer = FeatureNormalizer(
+            num_features, kernel.normalization, measures_distance=kernel.length_scale is None
+        )
         width = self.normalizer.out_features
         self.inducing = InducingFeatures(width, m) if kernel.features == "inducing" else None
         if self.inducing is None:
@@ -287,9 +417,11 @@ class RandomFeatureGP(nn.Module):
         """ℓ in the units of the normalised features (typical length √D)."""
         if self.inducing is not None:
             return self.inducing.length_scale
-        if self.kernel.length_scale is None:
-            return self.normalizer.distance
-        return torch.full_like(self.normalizer.distance, self.kernel.length_scale)
+        return self._length_scale(self.normalizer.distance)
+
+    def _length_scale(self, distance: Tensor) -> Tensor:
+        given = self.kernel.length_scale
+        return distance if given is None else torch.full_like(distance, given)
 
     @torch.no_grad()
     def adapt(self, h: Tensor, generator: torch.Generator | None = None) -> None:
@@ -314,8 +446,8 @@ class RandomFeatureGP(nn.Module):
         """
         if self.inducing is not None:
             return self.kernel.amplitude * self.inducing(self.normalizer.normalized(h))
-        z = self.normalizer(h)
-        z = z / self.length_scale.to(z)
+        z, statistics = self.normalizer.with_statistics(h)
+        z = z / self._length_scale(statistics.distance).to(z)
         if self.kernel.features == "sincos":
             phi = features.sincos_features(z, self.frequencies.to(z))
         else:

@@ -13,9 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from hetsngp.nn.precision import is_recomputing
 from hetsngp.nn.spectral import OPAQUE, BoundedConv1d, BoundedConv2d, BoundedLinear
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# Shapes of inputs whose mode is remembered.
+_RECENT_SHAPES = 8
 # Exact types only: a subclass may use its weight in another way (a standardised one undoes the division).
 _LAYERS = {*LAYERS, BoundedLinear, BoundedConv1d, BoundedConv2d}
 
@@ -39,13 +42,15 @@ class InputStack:
 
     Inside :meth:`distinct` a batch holds the first inputs of all B rows, then the second ones and so on, M·B
     in all, and becomes B rows; with ``stacked`` they are concatenated already. Otherwise every input is
-    tiled: all M are the same. The mode ends with the block: a later call of the layer (activation
-    checkpointing), or one from another thread, is in the default mode.
+    tiled: all M are the same. The mode ends with the block, and other threads are in the default mode. Where
+    activation checkpointing repeats a call of the layer, the mode is that of the last call with an input of
+    this shape.
     """
 
     def __init__(self, num_inputs: int, dim: int) -> None:
         self.num_inputs, self.dim = num_inputs, dim
         self._mode = "tiled"
+        self._mode_by_shape: dict[torch.Size, str] = {}
 
     @contextmanager
     def distinct(self, *, stacked: bool = False) -> Iterator[None]:
@@ -61,18 +66,32 @@ class InputStack:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if args:
-            return (self._enter(args[0]), *args[1:]), kwargs
+            return (self._enter(args[0], module.training), *args[1:]), kwargs
         name, x = next(iter(kwargs.items()))
-        return args, {**kwargs, name: self._enter(x)}
+        return args, {**kwargs, name: self._enter(x, module.training)}
 
-    def _enter(self, x: Tensor) -> Tensor:
+    def _enter(self, x: Tensor, training: bool) -> Tensor:
         # A graph has no threads: it is compiled for the attribute.
         compiling = torch.compiler.is_compiling()
-        mode = self._mode if compiling else _this_thread.modes.get(id(self), "tiled")
+        mode = self._mode if compiling else self._mode_in_thread(x.shape, training)
         if self.num_inputs == 1 or mode == "stacked":
             return x
         parts = x.chunk(self.num_inputs) if mode == "rows" else [x] * self.num_inputs
         return torch.cat(parts, self.dim)
+
+    def _mode_in_thread(self, shape: torch.Size, training: bool) -> str:
+        mode = _this_thread.modes.get(id(self))
+        if mode is None and is_recomputing():
+            return self._mode_by_shape.get(shape, "tiled")
+        mode = mode or "tiled"
+        if training and self._mode_by_shape.get(shape) != mode:
+            while len(self._mode_by_shape) >= _RECENT_SHAPES:
+                del self._mode_by_shape[next(iter(self._mode_by_shape))]
+            self._mode_by_shape[shape] = mode
+        return mode
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({"_mode_by_shape": {}, **state})  # pickles of 0.1 have no such attribute
 
 
 @runtime_checkable

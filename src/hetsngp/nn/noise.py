@@ -36,7 +36,7 @@ class Noise(nn.Module):
         # Inputs z have typical length one: an SGD step changes V(x) by lr·‖z‖², and noise that is learned
         # faster than the mean would explain all labels.
         self.length, self.longest = math.sqrt(num_features), LONGEST
-        self.normalizer = FeatureNormalizer(num_features, "rms")
+        self.normalizer = FeatureNormalizer(num_features, "rms", measures_distance=False)
 
     def _start(self, generator: torch.Generator | None) -> None:
         for layer in (m for m in self.modules() if isinstance(m, nn.Linear)):

@@ -23,3 +23,12 @@ class KeepsPrecision(nn.Module):
             return out
 
         return super()._apply(guarded, recurse)
+
+
+def is_recomputing() -> bool:
+    """Whether a backward pass runs this forward pass again, as activation checkpointing does.
+
+    It must then compute what the first one did, and change no state.
+    """
+    # The number of the backward pass that this thread is in; torch.utils.checkpoint asks for it too.
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

@@ -23,6 +23,7 @@ from hetsngp.functional.spectral import (
     start_vector,
     wide_dtype,
 )
+from hetsngp.nn.precision import is_recomputing
 from hetsngp.nn.spectral_cache import DIRECTION, CachesSpectralNorm, conv_options
 
 _BUFFERS = ("spectral_bound", "spectral_sigma", "spectral_v")
@@ -30,6 +31,27 @@ OPAQUE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # read inner weigh
 _FIRST_ITERATIONS = 30  # σ to 1–2 % from a random start (error ~ log(n)/4k); then one iteration a step
 # A layer that must not change is bounded by this multiple of its σ: the first estimate is too small.
 _SIGMA_MARGIN = 1.05
+
+
+# Input sizes whose last start vector is kept.
+_RECENT_SIZES = 4
+
+
+class _RecentStarts(dict[tuple[int, ...], Tensor]):
+    """v before the last power iteration, by input size; a copy of the model has none."""
+
+    def keep(self, v: Tensor) -> None:
+        """Keep a copy of v (in, *spatial), which is about to be overwritten."""
+        self.pop(tuple(v.shape), None)
+        if len(self) == _RECENT_SIZES:
+            del self[next(iter(self))]
+        self[tuple(v.shape)] = v.clone()
+
+    def __deepcopy__(self, memo: Any) -> _RecentStarts:
+        return _RecentStarts()
+
+    def __reduce__(self) -> tuple[type[_RecentStarts], tuple[()]]:
+        return _RecentStarts, ()
 
 
 class _Bounded(CachesSpectralNorm):
@@ -42,6 +64,8 @@ class _Bounded(CachesSpectralNorm):
     first training pass. σ lags the weight by one iteration: by some per cent where two singular values cross
     in fast training. `torch.compile(fullgraph=True)` needs an eager first pass.
     With a cached norm (:mod:`hetsngp.nn.spectral_cache`) a forward pass takes σ = ⟨W, G⟩ and leaves v alone.
+    A pass that activation checkpointing repeats has the σ of the last pass of its input size, and writes
+    nothing: the same as the first time where a backward pass follows each forward pass.
 
     A pretrained layer must not change when it is bounded. `spectral_keep` is the requested c: where σ is
     larger when it is first measured, c becomes 1.05·σ, and at another image size, with another σ, c changes
@@ -63,10 +87,15 @@ class _Bounded(CachesSpectralNorm):
 
     def measure(self, spatial: Sequence[int] = ()) -> Tensor:
         """Measure σ by one more power iteration (30 at a new input size) or as ⟨W, G⟩, and store it."""
-        if self.spectral_v.shape != (_in_channels(self), *spatial):
+        size = (_in_channels(self), *spatial)
+        if self.spectral_direction is None and is_recomputing() and size in self._starts():
+            return _norm(self, self._starts()[size], iterations=1)[0]
+        if self.spectral_v.shape != size:
             self._start(spatial)
         v = self.spectral_v
         if self.spectral_direction is None:
+            if not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
+                self._starts().keep(v)
             sigma, v = _norm(self, v, iterations=1)
         else:
             sigma = cached_norm(self.weight, self.spectral_direction, _groups(self))
@@ -75,6 +104,11 @@ class _Bounded(CachesSpectralNorm):
             if v is not self.spectral_v:
                 self.spectral_v.copy_(v)
         return sigma
+
+    def _starts(self) -> _RecentStarts:
+        # Layers are bounded without a constructor, by a change of their class.
+        starts: _RecentStarts = self.__dict__.setdefault("spectral_starts", _RecentStarts())
+        return starts
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -91,6 +125,7 @@ class _Bounded(CachesSpectralNorm):
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # Rounded to bfloat16, σ would differ between training and evaluation, and c from the requested one.
         before = {name: getattr(self, name) for name in (*_BUFFERS, DIRECTION)}
+        self._starts().clear()
         super()._apply(fn, recurse)
         for name, old in before.items():
             new = getattr(self, name)
@@ -233,7 +268,8 @@ def fold_spectral_bound(module: nn.Module) -> int:
             layer.weight.copy_(weight)
         for name in (*_BUFFERS, DIRECTION):
             delattr(layer, name)
-        layer.__dict__.pop("spectral_keep", None)
+        for attribute in ("spectral_keep", "spectral_starts"):
+            layer.__dict__.pop(attribute, None)
         layer.__class__ = _PLAIN[type(layer)]
     return len(layers)
 

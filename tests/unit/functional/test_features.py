@@ -1,10 +1,14 @@
 """Random features against the exact kernel."""
 
+import copy
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import hetsngp
 from hetsngp.functional.features import (
     clip_length,
     cosine_features,
@@ -15,6 +19,7 @@ from hetsngp.functional.features import (
     rbf_kernel,
     sincos_features,
 )
+from hetsngp.nn.extractor import Features
 from hetsngp.nn.latent import FeatureNormalizer, Kernel, RandomFeatureGP
 
 
@@ -155,3 +160,132 @@ def test_prior_penalty_is_minus_the_log_density_of_the_prior() -> None:
 def test_clipping_keeps_the_inside_and_moves_the_outside_to_the_surface() -> None:
     z = torch.tensor([[0.3, 0.4], [6.0, 8.0]])
     assert torch.allclose(clip_length(z, 1.0), torch.tensor([[0.3, 0.4], [0.6, 0.8]]))
+
+
+# --- very large features --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1e19, 1e30, 3e38])
+@pytest.mark.parametrize("kind", ["direction", "polar", "power"])
+def test_very_large_features_have_the_right_direction(kind: str, size: float) -> None:
+    g = torch.Generator().manual_seed(0)
+    h = torch.rand(5, 16, generator=g) * 2 - 1
+    h = h / h.abs().amax(1, keepdim=True) * size
+    mean = torch.rand(16, generator=g)
+    one = torch.ones(())
+    got = normalize(h, kind, mean, one, one, one)
+    want = normalize(h.double(), kind, mean.double(), *[one.double()] * 3)
+    assert torch.isfinite(got).all()
+    torch.testing.assert_close(got, want.float(), rtol=1e-5, atol=1e-5)
+    assert got[:, :16].norm(dim=1).numpy() == pytest.approx(4, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["direction", "polar", "power", "rms"])
+def test_ordinary_features_have_the_bits_of_the_plain_formula(kind: str) -> None:
+    """Scaling, where it is needed, is by a power of two."""
+    h = torch.randn(50, 16, generator=torch.Generator().manual_seed(0)) * torch.logspace(-8, 8, 50)[:, None]
+    mean, one = torch.full((16,), 0.25), torch.ones(())
+    centred = (h.sign() * h.abs().clamp_min(1e-12).sqrt() if kind == "power" else h) - mean
+    length = centred.norm(dim=1, keepdim=True)
+    got = normalize(h, kind, mean, 2 * one, one, one)
+    if kind == "rms":
+        kept = centred.abs().amax(1) < 2**20
+        assert kept.sum() > 30
+        assert torch.equal(got[kept], centred[kept] / 2)
+        assert got.abs().max() == 2**20  # further away nothing differs
+        return
+    assert torch.equal(got[:, :16], 4.0 * centred / length)
+    if kind == "polar":
+        assert torch.equal(got[:, 16:], 0.3 * 4 * (length.log() - 1) / 1)
+    # The same formula where squares overflow: exact multiples have the same direction to the bit.
+    zero = torch.zeros(16)
+    assert torch.equal(
+        normalize(h * 2.0**60, "direction", zero, one, one, one),
+        normalize(h, "direction", zero, one, one, one),
+    )
+
+
+@pytest.mark.parametrize("kind", ["direction", "polar", "rms"])
+def test_gradients_of_very_large_features_are_finite(kind: str) -> None:
+    h = (torch.randn(4, 8, generator=torch.Generator().manual_seed(0)) * 1e30).requires_grad_()
+    one = torch.ones(())
+    normalize(h, kind, torch.zeros(8), one, one, one).square().mul(
+        torch.arange(4.0)[:, None]
+    ).sum().backward()
+    assert h.grad is not None
+    assert torch.isfinite(h.grad).all()
+
+
+# --- precision and cost of the statistics -----------------------------------------------------------------
+
+
+def test_half_precision_models_keep_statistics_in_float32() -> None:
+    normalizer = FeatureNormalizer(8, "rms").train()
+    h = torch.randn(64, 8, generator=torch.Generator().manual_seed(0)) * 1000
+    for _ in range(5):
+        normalizer(h)
+    assert float(normalizer.mean_square) > 65_504  # the largest number of float16
+    want = normalizer.eval()(h)
+    for convert in (torch.nn.Module.half, torch.nn.Module.bfloat16):
+        half = convert(copy.deepcopy(normalizer))
+        assert {t.dtype for t in half.buffers()} == {torch.float32, torch.int64}
+        assert torch.equal(half(h), want)
+        assert torch.equal(convert(half).float()(h), want)
+    # Half-precision files of release 0.1: `load` gives the buffers the precision of the file first.
+    old = {
+        name: t.half() if t.is_floating_point() else t
+        for name, t in FeatureNormalizer(8, "rms").state_dict().items()
+    }
+    for buffer in normalizer.buffers():
+        if buffer.is_floating_point():
+            buffer.data = buffer.data.half()
+    normalizer.load_state_dict(old)
+    assert normalizer.mean_square.dtype == normalizer.mean.dtype == torch.float32
+
+
+def test_running_mean_does_not_stall_in_bfloat16_training() -> None:
+    """A weight of 0.01 times a small difference is below half a unit of bfloat16's last place."""
+    normalizer = FeatureNormalizer(4, "rms").bfloat16().train()
+    for _ in range(200):
+        normalizer(torch.randn(32, 4))
+    g = torch.Generator().manual_seed(0)
+    for _ in range(600):
+        normalizer(torch.randn(32, 4, generator=g) + 10)
+    assert normalizer.mean.float().numpy() == pytest.approx(10, rel=0.02)
+
+
+class Operations(TorchDispatchMode):
+    """Names of the operations that are dispatched, without views."""
+
+    VIEWS = ("detach", "slice", "view", "alias", "expand", "select", "unsqueeze", "_to_copy")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ not in self.VIEWS:
+            self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_training_step_computes_only_the_statistics_that_are_read() -> None:
+    """Two normalisers took 96 operations, for statistics that most kinds never read."""
+    h = torch.randn(32, 8, requires_grad=True)
+    counts = {}
+    for kind in ("rms", "direction", "noise"):
+        known = "rms" if kind == "noise" else kind
+        normalizer = FeatureNormalizer(8, known, measures_distance=kind != "noise").train()
+        before = {name: t.clone() for name, t in normalizer.named_buffers()}
+        with Operations() as operations:
+            normalizer(h)
+        counts[kind] = len(operations.names)
+        moved = {name for name, t in normalizer.named_buffers() if not torch.equal(t, before[name])}
+        read = {"rms": {"mean_square", "distance"}, "noise": {"mean_square"}, "direction": {"distance"}}
+        assert moved == {"mean", "steps"} | read[kind]
+    assert max(counts["rms"], counts["direction"]) + counts["noise"] <= 48
+    kernel = Kernel(64, length_scale=2.0)
+    assert not RandomFeatureGP(8, 3, kernel).normalizer.measures_distance
+    assert RandomFeatureGP(8, 3, Kernel(64)).normalizer.measures_distance
+    noise = hetsngp.build("heteroscedastic", Features(8, "mlp"), 3).head.noise
+    assert not noise.normalizer.measures_distance

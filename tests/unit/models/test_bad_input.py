@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 import hetsngp
 from hetsngp.fitting import loop
 from hetsngp.models.methods import METHODS
+from hetsngp.nn.extractor import Features
 from hetsngp.validation import check_class_labels, check_inputs, check_multi_hot
 
 NAN, INF = math.nan, math.inf
@@ -559,6 +560,30 @@ def test_extreme_inputs_have_a_finite_answer_or_an_error(method: str, size: floa
         probs = answer.exp() if isinstance(answer, Tensor) else answer.probs
         assert torch.isfinite(probs).all()
         torch.testing.assert_close(probs.sum(-1), torch.ones(12), atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("size", [1e19, 1e30, 3e38])
+@pytest.mark.parametrize("kind", ["rms", "polar", "direction"])
+@pytest.mark.parametrize("method", ["sngp", "hetsngp"])
+def test_very_large_features_are_unfamiliar(method: str, kind: str, size: float) -> None:
+    """Squares of 1e19 overflow in float32: such features were at the centre of the data, with .001 nats of
+    model uncertainty, or ended in a LinAlgError. By direction alone they are as familiar as shorter ones."""
+    x, y = toy.blobs()
+    h = torch.cat([x, x.roll(1, 1)], 1)
+    options = {"random_features": 128, "rank": 1, "generator": torch.Generator().manual_seed(0)}
+    model = hetsngp.build(method, Features(4, "mlp"), 3, normalization=kind, dataset_size=len(x), **options)
+    toy.descend(model, h, y, steps=60)
+    hetsngp.fit_posterior(model, toy.loader(h, y))
+    near = model.predict(h)
+    large = h / h.abs().amax(1, keepdim=True) * size
+    far = model.predict(large)
+    if kind == "direction":
+        expected = model.predict(h * 1e6)  # the mean of the features is nothing beside these
+        torch.testing.assert_close(far.probs, expected.probs, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(far.ood_score, expected.ood_score, rtol=1e-2, atol=1e-3)
+        return
+    assert far.model_uncertainty.min() > 0.8
+    assert far.ood_score.min() > near.ood_score.max()
 
 
 # --- weights that are not finite ----------------------------------------------------------------------------
