@@ -41,6 +41,12 @@ def precision_cholesky(sums: Tensor) -> Tensor:
     return torch.linalg.cholesky(sums.double() + eye)
 
 
+def nearest_semidefinite(sums: Tensor) -> Tensor:
+    """Sums without their negative eigenvalues, which rounding errors made: (m, m) → (m, m), in float64."""
+    values, vectors = torch.linalg.eigh(sums.double())
+    return (vectors * values.clamp_min(0)) @ vectors.mT
+
+
 def cholesky_variance(cholesky: Tensor, phi: Tensor) -> Tensor:
     """diag(Φ P⁻¹ Φᵀ) = ‖L⁻¹φ‖², P = LLᵀ: (K, m, m) or (m, m), phi (B, m) → (B, K) or (B,).
 
@@ -84,4 +90,9 @@ def kronecker_scales(phi: Tensor, vectors: Tensor, values: Tensor, gamma: Tensor
 
     One matrix product for the projection and one for the sum: O(B·m·(m + K)).
     """
-    return (phi @ vectors).square() @ (1 / (1 + values.unsqueeze(1) * gamma))
+    return scales_of_squares((phi @ vectors).square(), values, gamma)
+
+
+def scales_of_squares(squares: Tensor, values: Tensor, gamma: Tensor) -> Tensor:
+    """``kronecker_scales`` from ``squares`` (Qᵀφ)² (B, m), where they serve for more than one γ."""
+    return squares @ (1 / (1 + values.unsqueeze(1) * gamma))

@@ -364,6 +364,10 @@ class LinearLatent(nn.Module):
         """(B, D) → (B,): one for every input, since a linear layer has no posterior."""
         return h.new_ones(h.shape[0])
 
+    def with_contraction(self, h: Tensor) -> tuple[LatentNormal, Tensor]:
+        """f and :meth:`posterior_contraction`: (B, D) → mean (B·M, K) and (B,)."""
+        return self(h, posterior=True), self.posterior_contraction(h)
+
     def prior_penalty(self) -> Tensor | None:
         """None: a linear layer has weight decay instead of a prior."""
         return None
@@ -479,6 +483,14 @@ class RandomFeatureGP(nn.Module):
     def posterior_contraction(self, h: Tensor) -> Tensor:
         """1 − posterior variance/prior variance: (B, D) → (B,), in [0, 1]."""
         return self.posterior.posterior_contraction(self.with_prior_variance(self.features(h)))
+
+    def with_contraction(self, h: Tensor) -> tuple[LatentNormal, Tensor]:
+        """f under the posterior, of B·M rows, and :meth:`posterior_contraction` (B,), from one φ and one
+        projection of it on the posterior.
+        """
+        phi = self.features(h)
+        var, factor, contraction = self.posterior.covariance_and_contraction(self.with_prior_variance(phi))
+        return LatentNormal(self.mean(phi), var, factor).repeated(self.members), contraction
 
     def prior_penalty(self) -> Tensor:
         """−log p(β) up to a constant: ½‖β‖²."""

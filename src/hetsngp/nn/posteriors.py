@@ -22,19 +22,33 @@ from hetsngp.validation import PosteriorNotFittedError
 
 @dataclass(frozen=True)
 class Statistics:
-    """Sums over data: ``count``, their weight; ``sums`` of w·φφᵀ (m, m) or (K, m, m); ``fisher`` (K, K)."""
+    """Sums over data: ``count``, their weight; ``sums`` of w·φφᵀ (m, m) or (K, m, m); ``fisher`` (K, K).
+
+    Sums over batches are in float64: in float32 the errors of a million examples exceed small eigenvalues.
+    """
 
     count: float
     sums: Tensor
     fisher: Tensor
 
     def __add__(self, other: Statistics) -> Statistics:
-        return Statistics(self.count + other.count, self.sums + other.sums, self.fisher + other.fisher)
+        sums = _wide(self.sums)
+        return Statistics(
+            self.count + other.count, sums + other.sums.to(sums.device), self.fisher + other.fisher
+        )
+
+    def __iadd__(self, other: Statistics) -> Statistics:
+        # In the memory of the sums, K·m² for the exact posterior.
+        if self.sums.dtype != torch.float64:
+            return self + other
+        sums = self.sums.add_(other.sums.to(self.sums.device))
+        return Statistics(self.count + other.count, sums, self.fisher + other.fisher)
 
     def reduced(self, reduce: Callable[[Tensor], Tensor]) -> Statistics:
         """The sum over processes, in one call: ``reduce`` adds up a tensor, in place or not."""
-        parts = (self.sums.new_tensor([self.count]), self.sums, self.fisher)
-        total = reduce(torch.cat([part.flatten().to(self.sums) for part in parts]))
+        wide = _wide(self.sums)
+        parts = (wide.new_tensor([self.count]), wide, self.fisher)
+        total = reduce(torch.cat([part.flatten().to(wide) for part in parts]))
         count, sums, fisher = total.split([part.numel() for part in parts])
         return Statistics(float(count), sums.view_as(self.sums), fisher.view_as(self.fisher).to(self.fisher))
 
@@ -107,12 +121,23 @@ class Posterior(KeepsPrecision):
 
     def covariance(self, phi: Tensor) -> tuple[Tensor, Factor | None]:
         """Marginal variances (B, K) at phi (B, m), and a factor of the covariance where classes correlate."""
-        if not bool(self.fitted):
-            raise PosteriorNotFittedError
+        self._check_fitted()
         return self._covariance(phi)
+
+    def covariance_and_contraction(self, phi: Tensor) -> tuple[Tensor, Factor | None, Tensor]:
+        """:meth:`covariance` and :meth:`posterior_contraction` at phi (B, m), from one projection of it."""
+        self._check_fitted()
+        return self._covariance_and_contraction(phi)
+
+    def _check_fitted(self) -> None:
+        if not self.is_filled:  # ``fitted`` is on the device, which a prediction would wait for
+            raise PosteriorNotFittedError
 
     def _covariance(self, phi: Tensor) -> tuple[Tensor, Factor | None]:
         raise NotImplementedError
+
+    def _covariance_and_contraction(self, phi: Tensor) -> tuple[Tensor, Factor | None, Tensor]:
+        return (*self._covariance(phi), self.posterior_contraction(phi))
 
     def posterior_contraction(self, phi: Tensor) -> Tensor:
         """1 − posterior/prior variance of a function observed at the training inputs with unit noise: (B,).
@@ -146,7 +171,10 @@ class NoPosterior(Posterior):
 
 
 class ExactPosterior(Posterior):
-    """Eq. (5): P_c = I + Σ p_c(1 − p_c)/τ² φφᵀ, one precision a class, no cross-class blocks: K·m² memory."""
+    """Eq. (5): P_c = I + Σ p_c(1 − p_c)/τ² φφᵀ, one precision a class, no cross-class blocks: K·m² memory.
+
+    Products of a batch are in the precision of φ, K·B·m² of them; their sum over batches is in float64.
+    """
 
     name = "exact"
     cholesky: Tensor
@@ -168,11 +196,19 @@ class ExactPosterior(Posterior):
         )
 
     def _covariance(self, phi: Tensor) -> tuple[Tensor, Factor | None]:
-        return self.scale.to(phi) * laplace.cholesky_variance(self.cholesky.to(phi), phi), None
+        return self.scale.to(phi) * self._variance(phi), None
 
     def posterior_contraction(self, phi: Tensor) -> Tensor:
         """Contraction of the class with the smallest variance: no precision with unit noise is stored."""
-        return _contraction(laplace.cholesky_variance(self.cholesky.to(phi), phi).amin(-1), phi)
+        return _contraction(self._variance(phi).amin(-1), phi)
+
+    def _covariance_and_contraction(self, phi: Tensor) -> tuple[Tensor, Factor | None, Tensor]:
+        variance = self._variance(phi)
+        return self.scale.to(phi) * variance, None, _contraction(variance.amin(-1), phi)
+
+    def _variance(self, phi: Tensor) -> Tensor:
+        """Variances before the scale: (B, K)."""
+        return laplace.cholesky_variance(self.cholesky.to(phi), phi)
 
 
 class SharedPosterior(Posterior):
@@ -194,12 +230,26 @@ class SharedPosterior(Posterior):
     def fit(self, total: Statistics, fisher: Tensor | None = None) -> None:
         self._store(cholesky=laplace.precision_cholesky(total.sums))
 
+    def precision_factor(self) -> Tensor:
+        """Lower Cholesky factor of the precision: (m, m)."""
+        return self.cholesky
+
     def _covariance(self, phi: Tensor) -> tuple[Tensor, Factor | None]:
-        var = self.scale.to(phi) * laplace.cholesky_variance(self.cholesky.to(phi), phi)
-        return var.unsqueeze(-1).expand(-1, self.num_classes), None
+        return self._of_classes(self._variance(phi)), None
 
     def posterior_contraction(self, phi: Tensor) -> Tensor:
-        return _contraction(laplace.cholesky_variance(self.cholesky.to(phi), phi), phi)
+        return _contraction(self._variance(phi), phi)
+
+    def _covariance_and_contraction(self, phi: Tensor) -> tuple[Tensor, Factor | None, Tensor]:
+        variance = self._variance(phi)
+        return self._of_classes(variance), None, _contraction(variance, phi)
+
+    def _variance(self, phi: Tensor) -> Tensor:
+        """Variance before the scale, of any class: (B,)."""
+        return laplace.cholesky_variance(self.precision_factor().to(phi), phi)
+
+    def _of_classes(self, variance: Tensor) -> Tensor:
+        return (self.scale.to(variance) * variance).unsqueeze(-1).expand(-1, self.num_classes)
 
 
 class KroneckerPosterior(Posterior):
@@ -257,16 +307,47 @@ class KroneckerPosterior(Posterior):
         self._store(**{name: value for name, value in kept.items() if value is not None})
 
     def _covariance(self, phi: Tensor) -> tuple[Tensor, Factor | None]:
-        parts = (self.vectors.to(phi), self.values.to(phi), self.gamma.to(phi))
-        scales = self.scale.to(phi) * laplace.kronecker_scales(phi, *parts)
-        if self.diagonal:
-            return scales, None
-        factor = Factor(self.basis.to(phi), column=scales.sqrt())
-        return factor.variance(), factor
+        return self._of_squares(self._squares(phi))
 
     def posterior_contraction(self, phi: Tensor) -> Tensor:
-        parts = (self.vectors.to(phi), self.values.to(phi), phi.new_ones(1))
-        return _contraction(laplace.kronecker_scales(phi, *parts).squeeze(-1), phi)
+        return self._contraction_of(self._squares(phi), phi)
+
+    def _covariance_and_contraction(self, phi: Tensor) -> tuple[Tensor, Factor | None, Tensor]:
+        squares = self._squares(phi)
+        return (*self._of_squares(squares), self._contraction_of(squares, phi))
+
+    def _squares(self, phi: Tensor) -> Tensor:
+        """(Qᵀφ)²: (B, m), O(B·m²), nearly all of the cost."""
+        return (phi @ self.vectors.to(phi)).square()
+
+    def _of_squares(self, squares: Tensor) -> tuple[Tensor, Factor | None]:
+        values, gamma = self.values.to(squares), self.gamma.to(squares)
+        scales = self.scale.to(squares) * laplace.scales_of_squares(squares, values, gamma)
+        if self.diagonal:
+            return scales, None
+        factor = Factor(self.basis.to(squares), column=scales.sqrt())
+        return factor.variance(), factor
+
+    def _contraction_of(self, squares: Tensor, phi: Tensor) -> Tensor:
+        unit = laplace.scales_of_squares(squares, self.values.to(phi), phi.new_ones(1))
+        return _contraction(unit.squeeze(-1), phi)
+
+
+class _LazyFactor:
+    """Cholesky factor, and the average, its version and the number of examples it was made of.
+
+    One assignment replaces all: threads that predict at the same time factorise at worst more than once. A
+    copy of the model has none.
+    """
+
+    def __init__(self) -> None:
+        self.known: tuple[Tensor, int | None, float, Tensor] | None = None
+
+    def __deepcopy__(self, memo: Any) -> _LazyFactor:
+        return _LazyFactor()
+
+    def __reduce__(self) -> tuple[type[_LazyFactor], tuple[()]]:
+        return _LazyFactor, ()
 
 
 class MomentumPosterior(SharedPosterior):
@@ -274,25 +355,33 @@ class MomentumPosterior(SharedPosterior):
 
     precision = I + N·M with M the average. The original has I + M, whose scale does not depend on the number
     of examples; here N is the number of examples seen, so that the limit is the shared posterior.
+
+    M is in float64, since N multiplies its rounding errors. After an update the buffer ``cholesky`` is empty:
+    the factor is computed at the first prediction, kept beside the buffers, which predictions do not write
+    to, and saved as ``cholesky``.
     """
 
     name = "momentum"
     average: Tensor
     seen: Tensor
     steps: Tensor
+    _count: float | None = None
+    """N of the last update; None: the number of examples seen."""
+    _lazy: _LazyFactor
 
     def __init__(self, num_classes: int, num_features: int, link: str, momentum: float = 0.999) -> None:
         super().__init__(num_classes, num_features, link)
         self.momentum = momentum
         self.register_buffer("seen", torch.zeros((), dtype=torch.long))
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self._lazy = _LazyFactor()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {**super().shapes(), "average": (self.num_features, self.num_features)}
 
     @torch.no_grad()
     def update(self, phi: Tensor, dataset_size: float | None = None) -> None:
-        """Add a batch phi (B, m) to the average and factorise: O(m³)."""
+        """Add a batch phi (B, m) to the average: O(B·m²). The next prediction factorises, O(m³)."""
         batch_mean = _gram(phi, None) / len(phi)
         self.steps += 1
         self.seen += len(phi)
@@ -301,15 +390,69 @@ class MomentumPosterior(SharedPosterior):
         average = (
             batch_mean if self.average.numel() == 0 else torch.lerp(_wide(self.average), batch_mean, weight)
         )
-        count = int(self.seen) if dataset_size is None else dataset_size
-        self._store(average=average, cholesky=laplace.precision_cholesky(count * average))
+        self._count = int(self.seen) if dataset_size is None else dataset_size
+        self._store(cholesky=torch.empty(0))
+        self._store_average(average)
 
     def fit(self, total: Statistics, fisher: Tensor | None = None) -> None:
         """Fit the shared posterior of a whole pass, from which later updates start."""
         self.seen.fill_(round(total.count))
         self.steps.fill_(math.ceil(1 / (1 - self.momentum)))
-        cholesky = laplace.precision_cholesky(total.sums)
-        self._store(average=total.sums / total.count, cholesky=cholesky)
+        self._store(cholesky=laplace.precision_cholesky(total.sums))
+        self._store_average(total.sums / total.count)
+
+    def precision_factor(self) -> Tensor:
+        if self.cholesky.numel() > 0 or self.average.numel() == 0:
+            return self.cholesky
+        count = int(self.seen) if self._count is None else self._count
+        if torch.compiler.is_compiling():
+            return self._factorise(count)
+        average = self.average
+        version = None if average.is_inference() else average._version
+        known = self._lazy.known
+        if known is None or known[0] is not average or known[1:3] != (version, count):
+            known = (average, version, count, self._factorise(count))
+            self._lazy.known = known
+        return known[3]
+
+    @torch.no_grad()
+    def _factorise(self, count: float) -> Tensor:
+        sums = count * _wide(self.average)
+        try:
+            factor = laplace.precision_cholesky(sums)
+        except torch.linalg.LinAlgError:  # an average of release 0.1, which is in float32
+            factor = laplace.precision_cholesky(laplace.nearest_semidefinite(sums))
+        return factor.to(self.scale).contiguous()
+
+    def _store_average(self, average: Tensor) -> None:
+        average = average.to(self.scale.device) if self.scale.device.type != "mps" else average.to(self.scale)
+        self.average = average.contiguous()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        before = self.average
+        super()._apply(fn, recurse)
+        self._lazy = _LazyFactor()
+        after = self.average
+        # Of a float64 average no precision is given up, but on mps, which has none.
+        if before.dtype == torch.float64 != after.dtype and {
+            before.device.type,
+            after.device.type,
+        }.isdisjoint({"mps", "meta"}):
+            self.average = before.to(after.device)
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.is_filled and self.average.device.type != "meta":
+            destination[prefix + "cholesky"] = self.precision_factor()
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self._count, self._lazy = None, _LazyFactor()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("_lazy", _LazyFactor())  # pickles of 0.1 have none
 
 
 POSTERIOR_TYPES: dict[str, type[Posterior]] = {

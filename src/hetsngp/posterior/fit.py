@@ -276,7 +276,10 @@ def collect_statistics(
     seen = 0
     for h, _, weight in feature_batches(model, loader, "loader"):
         piece = model.head.statistics(h, weight)
-        total = piece if total is None else total + piece
+        if total is None:
+            total = piece
+        else:
+            total += piece
         if held_out is not None:
             found |= held_out.contained_in(model.head.backbone_features(h))
         seen += len(h)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import hetsngp
 from hetsngp.choices import NOISES
+from hetsngp.functional import laplace
 from hetsngp.nn.posteriors import POSTERIOR_TYPES
 from hetsngp.types import Factor
 
@@ -285,3 +286,83 @@ def test_a_weighted_factor(kind: str) -> None:
     torch.testing.assert_close(weighted.matmul(eps), eps @ want.mT)
     torch.testing.assert_close(weighted.project(torch.ones(4, 3)), want.sum(1))
     assert weighted.rank == 2
+
+
+# --- mean, covariance and contraction at once ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("link", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("posterior", [*KINDS, "none"])
+@pytest.mark.parametrize("method", ["hetsngp", "hetsngp_mimo"])
+def test_one_call_has_the_bits_of_two(method: str, posterior: str, link: str) -> None:
+    model = fitted(posterior, method, link=link).float()
+    latent = model.head.latent
+    h = model.backbone(queries().float()).detach()
+    views = [(latent, h), (model.head.on_precomputed().latent, latent.with_features(h))]
+    for view, inputs in views:
+        got, contraction = view.with_contraction(inputs)
+        want = view(inputs, posterior=True)
+        assert torch.equal(contraction, view.posterior_contraction(inputs))
+        assert torch.equal(got.mean, want.mean)
+        assert torch.equal(got.var, want.var)
+        assert (got.factor is None) == (want.factor is None)
+        assert torch.equal(got.covariance(), want.covariance())
+
+
+def test_a_linear_latent_has_a_contraction_of_one() -> None:
+    latent = toy.build("heteroscedastic").head.latent
+    h = torch.randn(5, 16)
+    got, contraction = latent.with_contraction(h)
+    assert torch.equal(got.mean, latent(h, posterior=True).mean)
+    assert torch.equal(contraction, torch.ones(5))
+
+
+@pytest.mark.parametrize("posterior", KINDS)
+def test_one_call_computes_features_and_projection_once(
+    posterior: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = fitted(posterior)
+    latent = model.head.latent
+    h = model.backbone(queries()).detach()
+    calls: dict[str, int] = {}
+
+    def count(owner: Any, name: str) -> None:
+        inner = getattr(owner, name)
+
+        def counted(*args: Any) -> Any:
+            calls[name] = calls.get(name, 0) + 1
+            return inner(*args)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(latent, "features")
+    count(laplace, "cholesky_variance")
+    if posterior == "kronecker":
+        count(latent.posterior, "_squares")
+    latent.with_contraction(h)
+    assert sorted(calls.values()) == [1, 1]
+
+
+@pytest.mark.parametrize("posterior", KINDS)
+def test_an_unfitted_posterior_is_refused_without_reading_the_device(posterior: str) -> None:
+    """``fitted`` is on the device: to read it waits for everything that was launched before."""
+    latent = toy.build("hetsngp", posterior=posterior).eval().head.latent
+    h = torch.randn(4, 16)
+    for call in (lambda: latent(h, posterior=True), lambda: latent.with_contraction(h)):
+        with pytest.raises(hetsngp.PosteriorNotFittedError):
+            call()
+    latent = fitted(posterior).head.latent
+    latent.posterior.fitted = torch.tensor(True).as_subclass(Unread)
+    h = torch.randn(4, 16, dtype=torch.float64)
+    latent(h, posterior=True)
+    latent.with_contraction(h)
+
+
+class Unread(Tensor):
+    """A value that may not be read."""
+
+    def __bool__(self) -> bool:
+        raise AssertionError("read")
+
+    def item(self) -> Any:
+        raise AssertionError("read")
