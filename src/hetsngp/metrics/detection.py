@@ -1,13 +1,18 @@
-"""Detection of out-of-distribution (OOD) examples by a score. OOD is positive: higher is further out."""
+"""Detection of out-of-distribution (OOD) examples by a score. OOD is positive: higher is further out.
+
+:func:`fpr95` also takes in-distribution as positive, as the paper does.
+"""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from hetsngp._moved import renamed_arguments
 from hetsngp.metrics.probabilities import torchmetrics
-from hetsngp.validation import check_real_tensors
+from hetsngp.validation import check_choice, check_real_tensors
 
 _renamed = renamed_arguments(inside="id_scores", outside="ood_scores")
 
@@ -59,15 +64,20 @@ def aupr(id_scores: Tensor, ood_scores: Tensor) -> float:
 
 
 @_renamed
-def fpr95(id_scores: Tensor, ood_scores: Tensor) -> float:
+def fpr95(id_scores: Tensor, ood_scores: Tensor, *, positive: Literal["ood", "id"] = "ood") -> float:
     """Share of in-distribution examples flagged by the strictest threshold that flags 95 % of the OOD ones.
 
-    OOD is positive, and an example is flagged where its score is at or above the threshold. Papers that take
-    in-distribution as positive report another number.
+    OOD is positive, and an example is flagged where its score is at or above the threshold. With ``positive``
+    "id" it is the share of OOD examples taken for in-distribution, those at or below the lowest threshold that
+    keeps 95 % of the in-distribution ones: the definition of the paper and of Fort et al. (2021).
 
-    >>> fpr95(torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.35, 0.9]))
-    0.25
+    >>> known, unknown = torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.35, 0.9])
+    >>> fpr95(known, unknown), fpr95(known, unknown, positive="id")
+    (0.25, 0.5)
     """
+    if check_choice("positive", positive, ("ood", "id")) == "id":
+        id_scores, ood_scores = _finite(id_scores, ood_scores)
+        return fpr95(-ood_scores, -id_scores)
     false_positive, true_positive = roc(id_scores, ood_scores)
     found = (true_positive * len(ood_scores)).round()  # whole numbers again, which torchmetrics rounded
     return float(false_positive[found >= 0.95 * len(ood_scores) - 1e-6].min())

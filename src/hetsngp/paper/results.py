@@ -233,5 +233,7 @@ def value_of(
         return None
     if column.metric in DETECTION:
         id_scores, ood_scores = (torch.tensor(part["ood_score"], dtype=torch.float64) for part in parts)
-        return float(getattr(metrics, column.metric)(id_scores, ood_scores))
+        if column.metric == "auroc":
+            return metrics.auroc(id_scores, ood_scores)
+        return metrics.fpr95(id_scores, ood_scores, positive="id")
     return math.fsum(part[column.metric] for part in parts) / len(parts)

@@ -18,7 +18,7 @@ from hetsngp.data.sources import open_set
 from hetsngp.paper.definitions import FAR, PaperColumn, PaperTable
 
 CORRUPTED = (*FOLDERS, "imagenet-c")
-DETECTION = ("auroc", "fpr95")
+DETECTION = ("auroc", "fpr95_at_id_recall")
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,22 @@ def test_fpr95_follows_the_definition(count: int, generator: torch.Generator) ->
     assert metrics.fpr95(inside, outside) == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize("count", [20, 100, 137, 200])
+def test_fpr95_of_the_paper_follows_its_definition(count: int, generator: torch.Generator) -> None:
+    """The share of OOD examples taken for in-distribution where 95 % of the in-distribution ones are."""
+    inside = torch.randn(count, generator=generator).round(decimals=1)
+    outside = torch.randn(300, generator=generator).round(decimals=1) + 1.5
+    need = math.ceil(round(0.95 * count, 6))
+    strictest = min(t for t in inside.tolist() if sum(s <= t for s in inside.tolist()) >= need)
+    expected = sum(s <= strictest for s in outside.tolist()) / 300
+    assert metrics.fpr95(inside, outside, positive="id") == pytest.approx(expected, abs=1e-6)
+    assert metrics.fpr95(inside, outside, positive="ood") == metrics.fpr95(inside, outside)
+    assert metrics.fpr95(inside, outside) != pytest.approx(expected, abs=1e-3)
+
+
 def test_bad_input_is_named() -> None:
+    with pytest.raises(ValueError, match="positive"):
+        metrics.fpr95(torch.zeros(2), torch.ones(2), positive="inside")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"labels \(n,\)"):
         metrics.nll(torch.ones(3, 2), torch.zeros(2).long())
     with pytest.raises(ValueError, match="both have values"):
