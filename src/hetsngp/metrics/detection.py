@@ -68,8 +68,8 @@ def fpr95(id_scores: Tensor, ood_scores: Tensor, *, positive: Literal["ood", "id
     """Share of in-distribution examples flagged by the strictest threshold that flags 95 % of the OOD ones.
 
     OOD is positive, and an example is flagged where its score is at or above the threshold. With ``positive``
-    "id" it is the share of OOD examples taken for in-distribution, those at or below the lowest threshold that
-    keeps 95 % of the in-distribution ones: the definition of the paper and of Fort et al. (2021).
+    "id" it is the share of OOD examples taken for in-distribution, those at or below the lowest threshold
+    that keeps 95 % of the in-distribution ones: the definition of the paper and of Fort et al. (2021).
 
     >>> known, unknown = torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.35, 0.9])
     >>> fpr95(known, unknown), fpr95(known, unknown, positive="id")

@@ -649,6 +649,17 @@ def test_the_generator_decides_the_initial_values() -> None:
     assert not same_tensors(one.state_dict(), other.state_dict())
 
 
+@pytest.mark.parametrize("freeze", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_global_generator_is_left_alone(method: str, freeze: bool) -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 3))
+    before = torch.get_rng_state()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # several inputs at once through a frozen layer
+        convert_tiny(net, method, ROWS, freeze=freeze, generator=seeded())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_what_was_done_is_told() -> None:
     told = str(convert(cnn(), "hetsngp", IMAGES, freeze=True).conversion)
     assert told == "CNN: layer 'fc' (8 → 3) replaced by a hetsngp head for 3 classes; everything else frozen"

@@ -12,6 +12,7 @@ import torch
 from tests.contract import toy
 
 import hetsngp
+from hetsngp.choices import NOISES
 from hetsngp.models import methods
 from hetsngp.models.components import Components
 from hetsngp.nn.heads import Head
@@ -104,3 +105,24 @@ def test_a_new_method_is_in_the_estimator_the_demo_and_the_command_line(
     assert result.exit_code == 0, result.output
     assert ninth in result.output
     assert (tmp_path / "two_moons.png").stat().st_size > 10_000
+
+
+# --- randomness -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("method", methods.METHODS)
+def test_a_given_generator_leaves_the_global_one_alone(method: str, noise: str) -> None:
+    """Equal generators also give equal models, whatever the global state."""
+    for features, posterior in (("random", "kronecker"), ("inducing", "momentum")):
+        backbone = toy.backbone(), toy.backbone()
+        before = torch.get_rng_state()
+        options = {**toy.TINY, "noise": noise, "features": features, "posterior": posterior}
+        built = []
+        for seed, net in enumerate(backbone):
+            g = torch.Generator().manual_seed(7)
+            built.append(hetsngp.build(method, net, 3, generator=g, **options))
+            if seed == 0:
+                assert torch.equal(torch.get_rng_state(), before)
+                torch.manual_seed(99)
+        toy.assert_same(toy.weights(built[0]), toy.weights(built[1]))
