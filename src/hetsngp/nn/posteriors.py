@@ -32,10 +32,10 @@ class Statistics:
     fisher: Tensor
 
     def __add__(self, other: Statistics) -> Statistics:
-        sums = _wide(self.sums)
-        return Statistics(
-            self.count + other.count, sums + other.sums.to(sums.device), self.fisher + other.fisher
-        )
+        wide = _wide(self.sums)
+        more = other.sums.to(wide.device)
+        sums = wide + more if wide is self.sums else wide.add_(more)
+        return Statistics(self.count + other.count, sums, self.fisher + other.fisher)
 
     def __iadd__(self, other: Statistics) -> Statistics:
         # In the memory of the sums, K·m² for the exact posterior.

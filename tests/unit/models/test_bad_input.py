@@ -586,6 +586,24 @@ def test_very_large_features_are_unfamiliar(method: str, kind: str, size: float)
     assert far.ood_score.min() > near.ood_score.max()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_does_not_overflow_with_large_features(dtype: torch.dtype) -> None:
+    """The mean square of features of a thousand is above the largest number of float16, 65,504: the accuracy
+    fell from 1.00 to chance."""
+    x, y = toy.blobs()
+    h = 400 * torch.cat([x, x.roll(1, 1)], 1)
+    options = {"random_features": 128, "rank": 1, "generator": torch.Generator().manual_seed(0)}
+    model = hetsngp.build("hetsngp", Features(4, "mlp"), 3, normalization="rms", dataset_size=36, **options)
+    toy.descend(model, h, y, steps=60)
+    hetsngp.fit_posterior(model, toy.loader(h, y))
+    assert float(model.head.latent.normalizer.mean_square) > 65_504
+    want = model.predict_probs(h)
+    assert (want.argmax(1) == y).float().mean() > 0.95
+    got = model.to(dtype).predict_probs(h.to(dtype)).float()
+    torch.testing.assert_close(got, want, rtol=0, atol=0.1)
+    assert (got.argmax(1) == y).float().mean() > 0.95
+
+
 # --- weights that are not finite ----------------------------------------------------------------------------
 
 
