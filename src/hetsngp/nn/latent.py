@@ -66,11 +66,13 @@ class RecentStatistics:
 
     def find(self, mark: Tensor) -> NormalizerStatistics | None:
         """Statistics of the pass whose features have the mean ``mark`` (D,); None where there was no pass."""
-        if len(self.passes) < 2:
-            return self.passes[0][1] if self.passes else None
-        means = torch.stack([mean for mean, _ in self.passes])
+        # Replicas of DataParallel share this object.
+        passes = [each for each in list(self.passes) if each[0].device == mark.device]
+        if len(passes) < 2:
+            return passes[0][1] if passes else None
+        means = torch.stack([mean for mean, _ in passes])
         nearest = (means - mark).abs().sum(1).argmin()  # on the device, without waiting for it
-        columns = zip(*(statistics for _, statistics in self.passes), strict=True)
+        columns = zip(*(statistics for _, statistics in passes), strict=True)
         return NormalizerStatistics(*(torch.stack(column)[nearest] for column in columns))
 
     def __deepcopy__(self, memo: Any) -> RecentStatistics:

@@ -86,7 +86,7 @@ class InputStack:
         mode = mode or "tiled"
         if training and self._mode_by_shape.get(shape) != mode:
             while len(self._mode_by_shape) >= _RECENT_SHAPES:
-                del self._mode_by_shape[next(iter(self._mode_by_shape))]
+                self._mode_by_shape.pop(next(iter(self._mode_by_shape)), None)
             self._mode_by_shape[shape] = mode
         return mode
 

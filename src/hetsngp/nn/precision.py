@@ -1,4 +1,4 @@
-"""Modules that stay in float32 in a half-precision model."""
+"""Modules that stay in float32 in a half-precision model, and passes that a backward pass repeats."""
 
 from __future__ import annotations
 
