@@ -15,7 +15,13 @@ from torch import Tensor, nn
 from hetsngp.functional import noise as functional
 from hetsngp.functional.features import clip_length
 from hetsngp.nn.initialization import overwritten_linear
-from hetsngp.nn.latent import FeatureNormalizer, LinearLatent, RandomFeatureGP, member_rows
+from hetsngp.nn.latent import (
+    FeatureNormalizer,
+    LinearLatent,
+    NormalizerStatistics,
+    RandomFeatureGP,
+    member_rows,
+)
 from hetsngp.types import AnyFactor
 
 # Features are clipped to this multiple of their typical length: otherwise the noise would grow without bound
@@ -45,8 +51,9 @@ class Noise(nn.Module):
         assert isinstance(self.diagonal, nn.Linear)
         nn.init.constant_(self.diagonal.bias, INITIAL_DIAGONAL)
 
-    def _standardised(self, h: Tensor) -> Tensor:
-        return clip_length(self.normalizer(h) / self.length, self.longest)
+    def _standardised(self, h: Tensor) -> tuple[Tensor, NormalizerStatistics]:
+        z, statistics = self.normalizer.with_statistics(h)
+        return clip_length(z / self.length, self.longest), statistics
 
     def forward(self, h: Tensor, latent: LinearLatent | RandomFeatureGP) -> tuple[Tensor, AnyFactor]:
         """h (B, D), and the latent whose logits are noisy → d² (B·M, K) and a factor."""
@@ -77,7 +84,7 @@ class LowRankNoise(Noise):
         return functional.low_rank_factor(member_rows(_affine(self.factor, z), self.members), self.rank)
 
     def forward(self, h: Tensor, latent: LinearLatent | RandomFeatureGP) -> tuple[Tensor, AnyFactor]:
-        z = self._standardised(h)
+        z, _ = self._standardised(h)
         raw = member_rows(_affine(self.diagonal, z), self.members)
         return functional.diagonal_variance(raw), self._factor(z)
 
@@ -127,8 +134,8 @@ class FeatureNoise(Noise):
         self._start(generator)
 
     def forward(self, h: Tensor, latent: LinearLatent | RandomFeatureGP) -> tuple[Tensor, AnyFactor]:
-        z = self._standardised(h)
-        unit = self.normalizer.mean_square.sqrt().to(z) if self.unit is None else self.unit
+        z, statistics = self._standardised(h)
+        unit = statistics.mean_square.sqrt().to(z) if self.unit is None else self.unit
         std = unit * functional.diagonal_variance(_affine(self.diagonal, z)).sqrt()
         row = unit * _affine(self.row, z)
         readout = latent.readout.to(z).unflatten(1, (self.members, -1))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hetsngp
+from hetsngp.choices import NOISES
 from hetsngp.models.methods import METHODS
 from hetsngp.nn.backbones import ResidualMLP
 
@@ -140,10 +141,18 @@ def test_a_checkpointed_backbone_has_the_same_gradient(method: str, reentrant: b
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_of_several_checkpointed_losses_has_its_own_statistics(kind: str, reentrant: bool) -> None:
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        *(("hetsngp", {"normalization": kind}) for kind in KINDS),
+        *(("heteroscedastic", {"noise": noise}) for noise in NOISES),
+    ],
+)
+def test_each_of_several_checkpointed_losses_has_its_own_statistics(
+    method: str, options: dict[str, Any], reentrant: bool
+) -> None:
     """No spectral bound here: its power iteration goes on from pass to pass."""
-    model = model_of("hetsngp", normalization=kind, spectral_bound=float("inf"))
+    model = model_of(method, spectral_bound=float("inf"), **options)
     x, y = X.double(), labels("softmax")
     plain = copy.deepcopy(model)
     views = [view.clone().requires_grad_() for view in (x, 3 * x + 1, x[:12], x - 5)]
@@ -155,9 +164,9 @@ def test_each_of_several_checkpointed_losses_has_its_own_statistics(kind: str, r
     assert_equal(gradients(model, repeated), want)
 
 
-def test_a_loss_of_two_views_trains_with_every_option(tmp_path: Any) -> None:
+def test_a_loss_of_two_views_trains_with_every_noise() -> None:
     """A consistency loss, as contrastive and distillation losses are: three steps, all finite."""
-    for noise in ("low_rank", "parameter_efficient", "feature"):
+    for noise in NOISES:
         model = hetsngp.build(
             "hetsngp", ResidualMLP(2, width=8, depth=1), 3, noise=noise, dataset_size=24, **toy.TINY
         ).train()
