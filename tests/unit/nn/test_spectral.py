@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from tests.contract.toy import assert_same, weights
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from hetsngp.functional.spectral import conv_norm, linear_norm, soft_bound, start_vector
 from hetsngp.nn.spectral import (
@@ -24,6 +25,7 @@ from hetsngp.nn.spectral import (
     measure_bounds,
     measure_sigma,
 )
+from hetsngp.nn.spectral_cache import cache_spectral_norms
 
 BUFFERS = ("spectral_bound", "spectral_sigma", "spectral_v")
 
@@ -706,3 +708,40 @@ def test_a_folded_layer_that_is_bounded_again_forgets_that_it_was_kept() -> None
     bound_layer(layer, 0.1)
     layer(torch.randn(2, 4))
     assert float(layer.spectral_bound) == pytest.approx(0.1)
+
+
+# --- passes that a backward pass repeats --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_network_has_the_same_gradient_and_norms(reentrant: bool, cached: bool) -> None:
+    """Of two image sizes, each with its own vector of the power iteration, before one backward pass."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(
+        BoundedConv2d(3, 8, 3, padding=1, bound=0.5), nn.ReLU(), BoundedConv2d(8, 4, 3, groups=2, bound=0.5)
+    ).double()
+    small, large = (torch.randn(2, 3, n, n, dtype=torch.float64, requires_grad=True) for n in (6, 9))
+    for _ in range(3):
+        plain(small)
+    if cached:
+        cache_spectral_norms(plain)
+    repeated = copy.deepcopy(plain)
+    sizes = [small] if cached else [small, large]  # a cached norm is of one size
+    sum(plain(x).square().sum() for x in sizes).backward()  # type: ignore[union-attr]
+    passes = [checkpoint(repeated, x, use_reentrant=reentrant) for x in sizes]
+    sum(out.square().sum() for out in passes).backward()  # type: ignore[union-attr]
+    for (name, p), q in zip(plain.named_parameters(), repeated.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad, rtol=1e-10, atol=1e-12, msg=name)
+    for (name, b), other in zip(plain.named_buffers(), repeated.buffers(), strict=True):
+        assert torch.equal(other, b), name
+
+
+def test_start_vectors_are_neither_copied_nor_folded() -> None:
+    layer = BoundedLinear(6, 6, bound=0.5)
+    layer(torch.randn(2, 6))
+    assert layer.spectral_starts
+    assert not copy.deepcopy(layer).spectral_starts
+    assert not pickle.loads(pickle.dumps(layer)).spectral_starts
+    fold_spectral_bound(layer)
+    assert "spectral_starts" not in vars(layer)
