@@ -125,7 +125,8 @@ def _norm_scale(x: Tensor) -> Tensor:
     """
     bits = math.frexp(torch.finfo(x.dtype).max)[1]  # 128 in float32: large is 2⁴⁸, times 2⁻⁸⁰
     largest = torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True)
-    return torch.where(largest > 2.0 ** (3 * bits // 8), 2.0 ** (-5 * bits // 8), 1.0).to(x.dtype)
+    small = x.new_full((), 2.0 ** (-5 * bits // 8))  # not a number, which would be of float32
+    return torch.where(largest > 2.0 ** (3 * bits // 8), small, 1.0)
 
 
 def clip_length(z: Tensor, longest: float) -> Tensor:

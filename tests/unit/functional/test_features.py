@@ -180,6 +180,18 @@ def test_very_large_features_have_the_right_direction(kind: str, size: float) ->
     assert got[:, :16].norm(dim=1).numpy() == pytest.approx(4, rel=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["direction", "polar"])
+def test_very_large_features_in_float64(kind: str) -> None:
+    h = torch.randn(5, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    zero, one = torch.zeros(16, dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    small, large = (normalize(x, kind, zero, one, one, one) for x in (h, h * 1e300))
+    torch.testing.assert_close(large[:, :16], small[:, :16])
+    if kind == "polar":
+        torch.testing.assert_close(
+            large[:, 16] - small[:, 16], torch.full_like(h[:, 0], 1.2 * 300 * math.log(10))
+        )
+
+
 @pytest.mark.parametrize("kind", ["direction", "polar", "power", "rms"])
 def test_ordinary_features_have_the_bits_of_the_plain_formula(kind: str) -> None:
     """Scaling, where it is needed, is by a power of two."""
