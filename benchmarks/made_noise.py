@@ -34,8 +34,8 @@ were drawn infinitely often. "NLL − truth's" is the excess over the NLL of the
 
 All arms have the same settings: Adam, cosine schedule, no weight decay. ``lr`` (of .02, .05, .1) and
 ``gp_lr_multiplier`` (of .03, .1, at ℓ = 8) have the lowest validation NLL of the version before in runs of
-500 and 400 steps with batches of 512 on a CPU. d starts at one instead of the package's 0.13, in all arms, since a narrow
-d grows slowly.
+500 and 400 steps with batches of 512 on a CPU. d starts at one instead of the package's 0.13, in all arms,
+since a narrow d grows slowly.
 """
 
 from __future__ import annotations
