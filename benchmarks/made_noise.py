@@ -56,6 +56,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 METHODS = ("heteroscedastic", "hetsngp")
+LABELS = ("before", "after")
 TEACHER_SEED = 2023
 # Seeds of inputs and of points: apart from those of training, 0 to 2.
 TEST_SEED, VALIDATION_SEED, TRUTH_POINTS_SEED, POINTS_SEED = 10_001, 10_002, 10_003, 10_004
@@ -464,6 +465,13 @@ def summarise(runs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     return out
 
 
+def check_versions(runs: dict[str, dict[str, Any]]) -> None:
+    """A wrong path would measure one version twice."""
+    packages = {label: {r["package"] for r in runs.values() if r["label"] == label} for label in LABELS}
+    if packages["before"] & packages["after"]:
+        print(f"before and after are the same package, {packages}: look at PYTHONPATH", flush=True)
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     shown = [name for name in NUMBERS if name != "seconds"]
     titles = {"nll": "NLL", "ece": "ECE", "excess": "NLL − truth's"}
@@ -483,7 +491,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--label", choices=("before", "after"), help="name of the version that Python finds")
+    parser.add_argument("--label", choices=LABELS, help="name of the version that Python finds")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -515,7 +523,9 @@ def main() -> None:
         merge(parts, merged)
     if args.table or args.quick:
         # Merged again: of several processes that end together, one may have missed another's part.
-        print(table(summarise(merge(parts, merged))))
+        runs = merge(parts, merged)
+        print(table(summarise(runs)))
+        check_versions(runs)
 
 
 if __name__ == "__main__":

@@ -116,3 +116,12 @@ def test_a_short_run_is_written_and_not_repeated(
     script.main()
     assert "finished already" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_one_version_under_both_labels_is_noticed(script: ModuleType, capsys: Any) -> None:
+    runs = {label: {"label": label, "package": label} for label in script.LABELS}
+    script.check_versions(runs)
+    assert capsys.readouterr().out == ""
+    runs["after"]["package"] = "before"
+    script.check_versions(runs)
+    assert "PYTHONPATH" in capsys.readouterr().out
