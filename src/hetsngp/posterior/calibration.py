@@ -22,6 +22,8 @@ TEMPERATURE_RANGE, TEMPERATURES = 10.0, 9
 # Prior standard deviation of log τ around it. A few dozen held-out examples that happen to be correct would
 # give a temperature near zero; with a few hundred the prior has hardly any effect.
 TEMPERATURE_SPREAD = 0.5
+# The common factor on the temperatures of an ensemble: searched up to this logarithm, first on a grid.
+FACTOR_REACH, FACTORS = 0.8, 9
 CALIBRATION_BATCH_SIZE = 512
 # Nats of held-out NLL that a larger posterior scale may cost in any case.
 TOLERANCE = 0.01
@@ -246,6 +248,70 @@ def choose_scale(pairs: Pairs, leave_one_out: Pairs = (), tolerance: float = TOL
     _set_temperature(pairs, temperature)
     nll = pooled_nll(pairs, temperature, posterior=True)
     return {"scale": scale, "nll": pool.mean(nll), "allowance": allowance, "scale_grid": grid}
+
+
+def mixture_nll(pairs: Pairs, factor: float, *, posterior: bool) -> Tensor:
+    """−log of the members' mean probability of each label, every τ multiplied by ``factor``: (n,).
+
+    ``pairs`` are the members of an ensemble with the same examples in the same order. τ is that of
+    predictions, or without ``posterior`` that of the MAP estimates.
+    """
+    each: list[Tensor] = []
+    for model, held_out in pairs:
+        head = model.head
+        temperature = factor * (head.temperature if posterior else head.mode_temperature)
+        nll = held_out_nll(model, held_out, temperature, posterior=posterior and head.has_posterior)
+        each.append(nll if not each else nll.to(each[0]))
+    return math.log(len(each)) - (-torch.stack(each)).logsumexp(0)
+
+
+def joint_factor(pairs: Pairs, *, posterior: bool) -> float:
+    """MAP estimate of a common factor on the temperatures of an ensemble, by the NLL of the mixture.
+
+    The prior is that of :func:`best_temperature`, on the product of factor and τ. A prior around a factor of
+    one would be a second one, and let few examples move τ twice as far.
+    """
+    pool = pairs[0][1]
+    strength = 0.5 / (TEMPERATURE_SPREAD**2 * pool.effective_size)
+    heads = [model.head for model, _ in pairs]
+    chosen = [head.temperature if posterior else head.mode_temperature for head in heads]
+    moved = [math.log(float(t / h.training_temperature)) for t, h in zip(chosen, heads, strict=True)]
+
+    def value(log_factor: float) -> float:
+        nll = pool.mean(mixture_nll(pairs, math.exp(log_factor), posterior=posterior).to(pool.h))
+        return nll + strength * sum((log_factor + log) ** 2 for log in moved) / len(moved)
+
+    step = 2 * FACTOR_REACH / (FACTORS - 1)
+    best = min((-FACTOR_REACH + i * step for i in range(FACTORS)), key=value)
+    return math.exp(_golden_section(value, best - step, best + step))
+
+
+def choose_joint_temperature(pairs: Pairs) -> list[dict[str, Any]]:
+    """Multiply the temperatures of an ensemble's members by one factor, and those of the MAP estimates by
+    another: the mean of calibrated predictions is less confident than each of them, where members disagree.
+
+    Return the changed fields of each member's report.
+    """
+    mode = joint_factor(pairs, posterior=False)
+    fitted = any(model.head.has_posterior for model, _ in pairs)
+    posterior = joint_factor(pairs, posterior=True) if fitted else mode
+    changed = []
+    for model, held_out in pairs:
+        head = model.head
+        head.mode_temperature.mul_(mode)
+        head.temperature.mul_(posterior)
+        at_mode = held_out_nll(model, held_out, head.mode_temperature, posterior=False)
+        nll = held_out_nll(model, held_out, head.temperature, posterior=head.has_posterior)
+        changed.append(
+            {
+                "temperature": float(head.temperature),
+                "mode_temperature": float(head.mode_temperature),
+                "nll_mode": held_out.mean(at_mode),
+                "standard_error": held_out.standard_error(at_mode),
+                "nll": held_out.mean(nll),
+            }
+        )
+    return changed
 
 
 def _set_temperature(pairs: Pairs, temperature: Tensor) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numbers
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, overload
 
@@ -18,6 +18,7 @@ from hetsngp.nn.posteriors import Statistics
 from hetsngp.posterior.calibration import (
     TOLERANCE,
     HeldOut,
+    choose_joint_temperature,
     choose_scale,
     choose_temperature,
     held_out_fisher,
@@ -138,7 +139,9 @@ def fit_posterior(
     best, and sets the temperature again for predictions under that posterior. As good is worse by no more
     than a standard error or ``tolerance`` nats: a smaller tolerance calibrates ID inputs better, a larger one
     separates OOD inputs better.
-    ``progress`` is called with the number of examples after each batch. For an ensemble the result is a list.
+    ``progress`` is called with the number of examples after each batch. For an ensemble the result is a list;
+    its members are calibrated one by one, and then their temperatures are multiplied by a common factor that
+    the NLL of the mixture chooses (softmax only).
     ``reduce`` adds up a tensor over processes that each have a part of the data in ``loader``, and all of
     ``calibration``.
     """
@@ -159,7 +162,29 @@ def fit_posterior(
                 member, loader, calibration, tolerance=tolerance, progress=progress, reduce=reduce
             )
         )
+    if isinstance(model, Ensemble) and calibration is not None:
+        reports = _calibrate_jointly(model, calibration, reports)
     return reports if isinstance(model, Ensemble) else reports[0]
+
+
+def _calibrate_jointly(
+    ensemble: Ensemble, calibration: Iterable[Any], reports: list[PosteriorReport]
+) -> list[PosteriorReport]:
+    """Set the temperatures of the members once more, by the NLL of their mixture.
+
+    Not for one member, and not under the sigmoid, whose held-out NLL is of all labels of an example
+    together where the mixture averages each label's probability.
+    """
+    members = ensemble.members
+    if len(members) == 1 or members[0].head.sigmoid:
+        return reports
+    with ExitStack() as stack:
+        for member in members:
+            stack.enter_context(restore_on_error(member))
+        held_out = _collect_together(members, calibration)
+        found = choose_joint_temperature(list(zip(members, held_out, strict=True)))
+    reports = [replace(report, **each) for report, each in zip(reports, found, strict=True)]
+    return [record_report(member, report) for member, report in zip(members, reports, strict=True)]
 
 
 def fit_and_calibrate(
@@ -235,19 +260,9 @@ def feature_batches(model: Classifier, loader: Iterable[Any], where: str) -> Any
     """Yield (h, y, weight or None) in full precision; examples of weight zero are left out."""
     check_loader(loader, where)
     empty = weightless = True
-    device = _device(model)
     for batch in loader:
-        x, y, weight = check_batch(batch, where)
-        check_inputs(x)
-        h = model.finite_features(to_device(x, device))
-        check = check_multi_hot if model.head.sigmoid else check_class_labels
-        y = check(to_device(y, device), model.num_classes, h.shape[0])
+        h, y, weight = _batch_features(model, batch, where)
         empty = False
-        h = h.float() if h.dtype in (torch.float16, torch.bfloat16) else h
-        if weight is not None:
-            weight = check_weight(to_device(weight, device), h.shape[0])
-            counts = weight > 0
-            h, y, weight = h[counts], y[counts], weight[counts]
         if len(h):
             weightless = False
             yield h, y, weight
@@ -257,6 +272,21 @@ def feature_batches(model: Classifier, loader: Iterable[Any], where: str) -> Any
         )
     if weightless:
         raise ValueError(f"every weight of {where} is zero: give some examples a positive weight")
+
+
+def _batch_features(model: Classifier, batch: Any, where: str) -> tuple[Tensor, Tensor, Tensor | None]:
+    x, y, weight = check_batch(batch, where)
+    check_inputs(x)
+    device = _device(model)
+    h = model.finite_features(to_device(x, device))
+    check = check_multi_hot if model.head.sigmoid else check_class_labels
+    y = check(to_device(y, device), model.num_classes, h.shape[0])
+    h = h.float() if h.dtype in (torch.float16, torch.bfloat16) else h
+    if weight is not None:
+        weight = check_weight(to_device(weight, device), h.shape[0])
+        counts = weight > 0
+        h, y, weight = h[counts], y[counts], weight[counts]
+    return h, y, weight
 
 
 def collect_statistics(
@@ -301,10 +331,25 @@ def collect_statistics(
 
 def collect_held_out(model: Classifier, calibration: Iterable[Any]) -> HeldOut:
     """Collect features, labels and weights of the held-out data in one pass."""
-    batches = list(feature_batches(model, calibration, "calibration"))
+    held_out = _join_batches(list(feature_batches(model, calibration, "calibration")))
+    if len(held_out.h) < 2:
+        raise ValueError("calibration holds one example; a standard error needs at least two")
+    return held_out
+
+
+def _collect_together(members: Sequence[Classifier], calibration: Iterable[Any]) -> list[HeldOut]:
+    """Collect the held-out data of all members in one pass: a loader that shuffles has another order in the
+    next.
+    """
+    batches: list[list[tuple[Tensor, Tensor, Tensor | None]]] = [[] for _ in members]
+    for batch in calibration:
+        for member, found in zip(members, batches, strict=True):
+            found.append(_batch_features(member, batch, "calibration"))
+    return [_join_batches(found) for found in batches]
+
+
+def _join_batches(batches: Sequence[tuple[Tensor, Tensor, Tensor | None]]) -> HeldOut:
     h, y = torch.cat([h for h, _, _ in batches]), torch.cat([y for _, y, _ in batches])
     weights = [torch.ones_like(h[:, 0]) if weight is None else weight.to(h) for h, _, weight in batches]
     weighted = any(weight is not None for _, _, weight in batches)
-    if len(h) < 2:
-        raise ValueError("calibration holds one example; a standard error needs at least two")
     return HeldOut(h, y, torch.cat(weights) if weighted else None)

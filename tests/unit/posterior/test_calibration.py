@@ -15,6 +15,7 @@ from scipy.optimize import minimize_scalar
 from scipy.stats import qmc
 from tests.contract import toy
 from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 
 import hetsngp
 from hetsngp.models.methods import METHODS
@@ -542,3 +543,80 @@ def test_progress_counts_examples() -> None:
     seen: list[int] = []
     hetsngp.fit_posterior(toy.build("sngp"), toy.loader(*TRAIN, 10), progress=seen.append)
     assert seen == [10, 20, 30, 36]
+
+
+# --- ensembles ----------------------------------------------------------------------------------------------
+
+
+def disagreeing(method: str, **options: Any) -> list[Any]:
+    """Two members that were trained on different labels, and so disagree."""
+    members = []
+    for seed in (0, 1):
+        model = toy.build(method, **options)
+        for parameter in model.parameters():
+            parameter.data += 0.3 * torch.randn(
+                parameter.shape, generator=torch.Generator().manual_seed(seed)
+            )
+        toy.descend(model, *toy.blobs(3, flip=0.3, seed=10 + seed), 40)
+        members.append(model.eval())
+    return members
+
+
+def mixture_objective(members: list[Any], alone: list[float]) -> Callable[[float], float]:
+    """NLL of the mixture plus the prior of a temperature, recomputed from ``predict_probs``."""
+    x, y = HELD_OUT
+
+    def value(log_factor: float) -> float:
+        moved = [math.log(t) + log_factor for t in alone]  # the temperature of training is 1
+        for member, log in zip(members, moved, strict=True):
+            member.head.temperature.fill_(math.exp(log))
+        probs = hetsngp.Ensemble(members).predict_probs(x).double()
+        prior = sum(log**2 for log in moved) / len(moved) / (2 * 0.5**2 * len(y))
+        return float(F.nll_loss(probs.log(), y)) + prior
+
+    return value
+
+
+def test_the_temperatures_of_an_ensemble_are_those_of_its_mixture() -> None:
+    members = disagreeing("deterministic")
+    alone = [
+        float(hetsngp.fit_posterior(m, toy.loader(*TRAIN), toy.loader(*HELD_OUT)).temperature)
+        for m in members
+    ]
+    reports = hetsngp.fit_posterior(hetsngp.Ensemble(members), toy.loader(*TRAIN), toy.loader(*HELD_OUT))
+    factors = [report.temperature / t for report, t in zip(reports, alone, strict=True)]
+    assert factors[0] == pytest.approx(factors[1], rel=1e-5)
+    best = minimize_scalar(mixture_objective(members, alone), bounds=(-0.8, 0.8), method="bounded")
+    assert factors[0] == pytest.approx(math.exp(best.x), abs=0.02)
+    assert factors[0] < 0.95  # averaging members that disagree costs confidence
+    assert all(report.mode_temperature == report.temperature for report in reports)
+
+
+@pytest.mark.parametrize("method", ["hetsngp", "posterior_network"])
+def test_a_common_factor_lowers_the_nll_of_the_mixture_whatever_the_order(method: str) -> None:
+    members = disagreeing(method)
+    for member in members:
+        hetsngp.fit_posterior(member, toy.loader(*TRAIN), toy.loader(*HELD_OUT))
+    alone = [float(member.temperature) for member in members]
+    value = mixture_objective(members, alone)
+    before = value(0.0)
+    data = TensorDataset(*HELD_OUT)
+    shuffled = DataLoader(data, 7, shuffle=True, generator=torch.Generator().manual_seed(0))
+    reports = hetsngp.fit_posterior(hetsngp.Ensemble(members), toy.loader(*TRAIN), shuffled)
+    factor = reports[0].temperature / alone[0]
+    assert reports[1].temperature / alone[1] == pytest.approx(factor, rel=1e-3)
+    assert [member.calibration["temperature"] for member in members] == [r.temperature for r in reports]
+    assert [float(member.temperature) for member in members] == [r.temperature for r in reports]
+    assert abs(math.log(factor)) > 0.03
+    assert value(math.log(factor)) < before
+    assert value(math.log(factor)) <= min(value(math.log(factor) + step) for step in (-0.1, 0.1))
+
+
+@pytest.mark.parametrize(("count", "link"), [(1, "softmax"), (2, "sigmoid")])
+def test_one_member_and_multi_hot_labels_are_calibrated_alone(count: int, link: str) -> None:
+    options = {} if link == "softmax" else {"link": link}
+    train, held_out = ((x, y if link == "softmax" else F.one_hot(y, 3).float()) for x, y in (TRAIN, HELD_OUT))
+    members = [toy.build("deterministic", **options).eval() for _ in range(count)]
+    alone = [hetsngp.fit_posterior(m, toy.loader(*train), toy.loader(*held_out)) for m in members]
+    together = hetsngp.fit_posterior(hetsngp.Ensemble(members), toy.loader(*train), toy.loader(*held_out))
+    assert together == alone
