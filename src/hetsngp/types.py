@@ -39,6 +39,9 @@ class Factor:
     basis: Tensor
     row: Tensor | None = None
     column: Tensor | None = None
+    contrasts: bool = False
+    """Whether the basis is an orthonormal basis of the contrasts, the directions orthogonal to 1, with a
+    ``column`` and no ``row``."""
 
     @property
     def rank(self) -> int:
@@ -86,20 +89,25 @@ class Factor:
     def map(self, fn: Callable[[Tensor], Tensor]) -> Factor:
         """Apply ``fn`` to every tensor that has a batch dimension."""
         basis = fn(self.basis) if self.basis.dim() == 3 else self.basis
-        return Factor(
-            basis,
-            None if self.row is None else fn(self.row),
-            None if self.column is None else fn(self.column),
+        return replace(
+            self,
+            basis=basis,
+            row=None if self.row is None else fn(self.row),
+            column=None if self.column is None else fn(self.column),
         )
 
     def scaled(self, by: Tensor | float) -> Factor:
         """Factor times a scalar."""
+        if self.contrasts and self.column is not None:
+            return replace(self, column=self.column * by)
         return replace(self, basis=self.basis * by)
 
     def weighted(self, by: Tensor) -> Factor:
         """Factor of each example times a number; by: (B, 1)."""
         if self.is_dense:
             return Factor(self.basis * by.unsqueeze(-1))
+        if self.contrasts and self.column is not None:
+            return replace(self, column=self.column * by)
         return replace(self, row=by if self.row is None else self.row * by)
 
 

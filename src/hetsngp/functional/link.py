@@ -1,5 +1,10 @@
 """From the Gaussian over logits to probabilities, Eq. (6): E softmax(u/τ) or E σ(u/τ).
 
+Without a factor the integral is one-dimensional (:mod:`hetsngp.functional.integration`) and takes no points.
+The Kronecker posterior has a factor of rank K − 1 whose covariance is almost diagonal: its diagonal is
+integrated, and the effect of the correlations is a mean of differences, between correlated and independent
+draws from the same points. With another factor, as label noise has, all coordinates take points.
+
 Sums over integration points are streamed (:mod:`hetsngp.functional.sampling`), in O(B·K) memory. With two
 classes only the difference of the logits matters, and with the sigmoid only the marginal variance of each
 logit: both integrals are one-dimensional and computed by quadrature, without sampling error.
@@ -10,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hetsngp.functional.integration import probs_and_entropy
 from hetsngp.functional.label_loss import LabelNLL
 from hetsngp.functional.laplace import contrast_basis
 from hetsngp.functional.quadrature import expected_log_sigmoid, log_expected_sigmoid
@@ -17,13 +23,15 @@ from hetsngp.functional.sampling import (
     MILD_VARIANCE,
     IntegrationPoints,
     StreamedLogSoftmax,
+    constant_points,
     draw_seed,
     num_coordinates,
     pack,
     random_signs,
     replicate_sums,
+    row_chunks,
 )
-from hetsngp.types import Factor, UtilityNormal
+from hetsngp.types import Factor, FactorSum, UtilityNormal, join_factors
 
 TARGET_ERROR = 0.005
 MAX_POINTS = 2**16
@@ -31,12 +39,77 @@ MAX_POINTS = 2**16
 REPLICATES, FIRST = 8, 16
 # The largest of K errors should stay under the target, not only a typical one: three standard errors.
 SAFETY = 3.0
+# Points of the differences that the correlations of a posterior make.
+CORRELATION_POINTS = 64
 # Elements of a factor (B, K, R) up to which a factored form is written out for the training loss.
 DENSE_LIMIT = 2**24
 # Up to this many classes a covariance is written in its K−1 contrasts before sampling: fewer coordinates,
 # at the cost of one small Cholesky factorisation for each example. Up to 30 times fewer points at K = 3, 1.1
 # to 1.6 at 10 (benchmarks/points.py).
 CONTRAST_CLASSES = 32
+
+
+def separated(utility: UtilityNormal) -> tuple[UtilityNormal, Factor | None]:
+    """Utility with the diagonal of its contrasts in ``var``, and the factor of contrasts, if it has one.
+
+    The softmax does not depend on the direction 1, which contrasts leave out: it gets their mean variance,
+    which makes the covariance as diagonal as it can be.
+    """
+    form = utility.form
+    parts = () if form is None else form.parts if isinstance(form, FactorSum) else (form,)
+    contrasts = [part for part in parts if part.contrasts]
+    if len(contrasts) != 1:  # several: moments of a mixture, which are taken as they are
+        return utility, None
+    own = contrasts[0]
+    rest = join_factors(*(part for part in parts if not part.contrasts))
+    return UtilityNormal(utility.mean, utility.var + _diagonal(own), rest), own
+
+
+def _diagonal(contrasts: Factor) -> Tensor:
+    assert contrasts.column is not None
+    common = contrasts.column.square().mean(-1, keepdim=True) / len(contrasts.basis)
+    return contrasts.variance() + common
+
+
+def correlated_draws(contrasts: Factor, seed: int) -> tuple[Tensor, Tensor]:
+    """Draws of mean zero with the covariance of the contrasts, and with its diagonal alone: (B, S, K) each.
+
+    From the same points: Σ^{1/2}ε and diag(Σ)^{1/2}ε, as near to each other as Σ is to its diagonal.
+    """
+    basis, column = contrasts.basis, contrasts.column
+    assert column is not None
+    eps = constant_points(CORRELATION_POINTS, len(basis), seed + 2, column)
+    correlated = ((eps @ basis) * column.unsqueeze(1)) @ basis.mT
+    return correlated, _diagonal(contrasts).sqrt().unsqueeze(1) * eps
+
+
+def is_integrated(utility: UtilityNormal, sampler: str) -> bool:
+    """Whether the softmax is integrated without points of a factor: three classes or more, and no factor but
+    one of contrasts.
+    """
+    classes = utility.mean.shape[-1]
+    return sampler == "sobol" and classes > 2 and separated(utility)[0].form is None
+
+
+@torch.no_grad()
+def integrated_softmax(utility: UtilityNormal, seed: int, *, entropy: bool) -> tuple[Tensor, Tensor]:
+    """E softmax(u) (B, K) and E H(softmax(u)) (B,), NaN without ``entropy``, where :func:`is_integrated`."""
+    rest, contrasts = separated(utility)
+    probs, given = probs_and_entropy(rest.mean, rest.var, entropy=entropy)
+    if contrasts is None:
+        return probs, given
+    pieces = []
+    for rows in row_chunks(rest.mean, 2 * CORRELATION_POINTS):
+        part = contrasts.map(lambda t, rows=rows: t[rows])  # type: ignore[misc]
+        draws = (rest.mean[rows].unsqueeze(1) + each for each in correlated_draws(part, seed))
+        correlated, independent = (torch.softmax(each, -1) for each in draws)
+        change = (correlated - independent).mean(1)
+        more = (
+            torch.special.entr(correlated) - torch.special.entr(independent) if entropy else change[:, None]
+        )
+        pieces.append((change, more.sum(-1).mean(1)))
+    change, more = (torch.cat(each) for each in zip(*pieces, strict=True))
+    return (probs + change).clamp_min(0), given + more
 
 
 def in_contrasts(utility: UtilityNormal) -> UtilityNormal:
@@ -186,7 +259,8 @@ def softmax_probs(
 ) -> tuple[Tensor, Tensor]:
     """E softmax(u): probabilities (B, K) and the number of points used for each example (B,).
 
-    With ``num_samples`` None the number follows from the width of the noise: the standard error of every
+    Without a factor, or with that of a posterior alone, by :func:`integrated_softmax`. Otherwise, with
+    ``num_samples`` None, the number follows from the width of the noise: the standard error of every
     probability is estimated from eight independent randomisations, and an example is finished when three
     times its largest is below ``target_error``. Examples do not influence each other. ``first``: number of
     points that each randomisation starts with.
@@ -200,6 +274,9 @@ def softmax_probs(
     none = torch.zeros(batch, dtype=torch.long, device=utility.mean.device)
     if classes == 2 and sampler == "sobol":
         return _two_class(utility, "log_mean").exp(), none
+    if is_integrated(utility, sampler):
+        count = 0 if utility.form is None else CORRELATION_POINTS
+        return integrated_softmax(utility, seed, entropy=False)[0], none + count
     rank, diagonal = num_coordinates(utility)
     if rank + diagonal == 0:
         return torch.softmax(utility.mean, -1), none

@@ -138,6 +138,19 @@ class IntegrationPoints:
         return torch.cat([b[0] for b in blocks]), torch.cat([b[1] for b in blocks])
 
 
+@functools.lru_cache(maxsize=64)
+def _constant_points(
+    count: int, dimension: int, seed: int, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    like = torch.zeros((), device=device, dtype=dtype)
+    return IntegrationPoints("sobol", dimension, 0, seed).block(0, count, like=like)[0]
+
+
+def constant_points(count: int, dimension: int, seed: int, like: Tensor) -> Tensor:
+    """Quasi-random normal points (count, dimension), kept for the next call."""
+    return _constant_points(count, dimension, seed, like.device, like.dtype)
+
+
 def draw_seed(generator: torch.Generator | None) -> int:
     """Draw a seed for :class:`IntegrationPoints` from ``generator``, or from torch's default generator."""
     device = "cpu" if generator is None else generator.device

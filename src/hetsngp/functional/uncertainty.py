@@ -1,8 +1,10 @@
 """The split of uncertainty: total H(y) = data E_f[H(y | f)] + model I(y; f), in nats.
 
-y | f still averages over the label noise, so the data term is a nested expectation: outer points f, inner
-points u | f that are the same for every f. Common inner points make their error cancel in the difference
-that is the model term, so it is smooth, never negative, and exactly zero where the GP variance is.
+Without label noise y | f is softmax(f), and the data term comes from the integral that gives the
+probabilities (:func:`hetsngp.functional.link.integrated_softmax`). With label noise y | f still averages over
+it, so the data term is a nested expectation: outer points f, inner points u | f that are the same for every f.
+Common inner points make their error cancel in the difference that is the model term, so it is smooth, never
+negative, and exactly zero where the GP variance is.
 """
 
 from __future__ import annotations
@@ -13,7 +15,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hetsngp.functional.link import CONTRAST_CLASSES, difference, in_contrasts
+from hetsngp.functional.link import (
+    CONTRAST_CLASSES,
+    difference,
+    in_contrasts,
+    integrated_softmax,
+    is_integrated,
+)
 from hetsngp.functional.quadrature import log_expected_sigmoid, normal_nodes
 from hetsngp.functional.sampling import sample
 from hetsngp.types import Prediction, UtilityNormal
@@ -45,7 +53,8 @@ def model_uncertainty(
 ) -> Tensor:
     """I(y; f) under the softmax link: (B,). ``latent`` is f/τ and ``noise`` u − f over τ, mean zero.
 
-    ``probs`` (B, K) is E softmax(u/τ). K = 2 is computed by quadrature. Otherwise M nested points estimate
+    ``probs`` (B, K) is E softmax(u/τ). K = 2 is computed by quadrature, and without noise the integral of the
+    probabilities has the entropy too. Otherwise M nested points estimate
     H(mean p) − mean H(p), which cannot exceed log M; near that limit (very many classes, far from the data)
     H(probs) − mean H(p) is used instead, which has no limit but includes the error of ``probs``.
     ``members``: number of calls whose results are averaged; each uses that many times fewer outer points.
@@ -55,9 +64,20 @@ def model_uncertainty(
         return torch.zeros_like(spread)
     if latent.mean.shape[-1] == 2:
         out = _two_class(latent, noise, probs)
+    elif noise is None and is_integrated(latent, "sobol"):
+        out = noise_free_split(latent, seed)[1]
     else:
         out = _nested(latent, noise, probs, seed, members)
     return torch.where(spread > 0, out.clamp_min(0), 0)
+
+
+def noise_free_split(latent: UtilityNormal, seed: int) -> tuple[Tensor, Tensor]:
+    """E softmax(f) (B, K) and I(y; f) (B,) of f/τ without label noise, from one integral, where
+    :func:`hetsngp.functional.link.is_integrated`. Exactly zero where f has no variance.
+    """
+    probs, given_f = integrated_softmax(latent, seed, entropy=True)
+    known = latent.marginal_variance().amax(-1) == 0
+    return probs, torch.where(known, 0, (entropy(probs) - given_f).clamp_min(0))
 
 
 def _two_class(latent: UtilityNormal, noise: UtilityNormal | None, probs: Tensor) -> Tensor:

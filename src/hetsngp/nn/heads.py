@@ -214,16 +214,19 @@ class GaussianHead(Head):
         of the GP, or noise extrapolated from a noisy region would count as data uncertainty far away and hide
         the model uncertainty.
         """
-        latent: LatentNormal = self.latent(h, posterior=posterior)
+        # Not in training (``sample_beta``), where every input is an example of the data.
+        fades = posterior and not self.training and self.noise is not None
+        if fades:
+            latent, contraction = self.latent.with_contraction(h)
+        else:
+            latent = self.latent(h, posterior=posterior)
         if self.noise is None:
             return latent, None
         var, factor = self.noise(self.backbone_features(h), self.latent)
         noise = UtilityNormal(torch.zeros_like(latent.mean), var, factor)
-        # Not in training (``sample_beta``), where every input is an example of the data.
-        if posterior and not self.training:
+        if fades:
             width = noise.marginal_variance().mean(-1) / self.training_temperature.to(var).square()
-            contraction = self.latent.posterior_contraction(h).repeat_interleave(self.num_members)
-            weight = noise_weight(width, contraction).unsqueeze(-1)
+            weight = noise_weight(width, contraction.repeat_interleave(self.num_members)).unsqueeze(-1)
             noise = UtilityNormal(noise.mean, var * weight, factor.weighted(weight.sqrt()))
         return latent, noise
 
@@ -358,10 +361,15 @@ class GaussianHead(Head):
             points = torch.zeros_like(probs[:, 0], dtype=torch.long)
         else:
             options = self._prediction_points(num_samples, seed)
-            probs, points = functional.softmax_probs(_add_noise(f, noise), **options)
-            clean = probs if noise is None else functional.softmax_probs(f, **options)[0]
+            if noise is None and functional.is_integrated(f, self.link.sampler):
+                probs, model = uncertainty.noise_free_split(f, seed)
+                clean, count = probs, 0 if f.form is None else functional.CORRELATION_POINTS
+                points = torch.full_like(model, count, dtype=torch.long)
+            else:
+                probs, points = functional.softmax_probs(_add_noise(f, noise), **options)
+                clean = probs if noise is None else functional.softmax_probs(f, **options)[0]
+                model = uncertainty.model_uncertainty(f, noise, probs, seed=seed, members=self.num_members)
             total = uncertainty.entropy(probs)
-            model = uncertainty.model_uncertainty(f, noise, probs, seed=seed, members=self.num_members)
         model = model.minimum(total)
         data = total - model
         tiny = torch.finfo(probs.dtype).tiny  # so that logarithms are finite

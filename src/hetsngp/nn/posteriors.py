@@ -325,7 +325,7 @@ class KroneckerPosterior(Posterior):
         scales = self.scale.to(squares) * laplace.scales_of_squares(squares, values, gamma)
         if self.diagonal:
             return scales, None
-        factor = Factor(self.basis.to(squares), column=scales.sqrt())
+        factor = Factor(self.basis.to(squares), column=scales.sqrt(), contrasts=True)
         return factor.variance(), factor
 
     def _contraction_of(self, squares: Tensor, phi: Tensor) -> Tensor:

@@ -1,0 +1,381 @@
+"""Expectations of the softmax of independent Gaussians by one one-dimensional integral, without sampling.
+
+For f_k ~ N(μ_k, σ_k²) let −t be the largest of f_k + Gumbel noise; its class is a draw of softmax(f). Class k
+alone stays below −t with probability φ_k(t) = E exp(−e^{f_k + t}). In the words of survival analysis Λ_k =
+−log φ_k is a cumulative hazard, r_k = Λ_k′ its rate, and t has the density r e^{−Λ}, with r = Σ r_k and
+Λ = Σ Λ_k. Therefore, with expectations over t,
+
+* E p_k   = E[r_k/r],
+* E p_k²  = E[(r_k + r_k² − r_k′)/r],
+* E log Z = −E t − γ, with Euler's constant γ,
+* E H(p)  = −γ − E[Σ x̂_k r_k/r], x̂_k being the mean of x = f_k + t
+  under the density ∝ N(x; μ_k + t, σ_k²) e^{x − e^x}.
+
+The integral is a trapezoid sum, whose weights are normalised to one. Its ends are where log Λ has given
+values, found by Newton steps; from the upper end, where a narrow class may make the density sharp, the
+distance of the nodes grows. log Λ_k and x̂_k depend on (μ_k + t, σ_k) alone and are tabulated: a polynomial in
+μ_k + t for each σ_k. Hazards stay logarithms until they are summed, so nothing underflows, whatever the number
+of classes.
+
+With a factor F, u = μ + Fε + σ ⊙ ε′, all this is conditional on points ε of the factor's coordinates, which
+give each row several means.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+EULER = 0.5772156649015329
+# Largest standard deviation of the table. A row with a larger one is scaled down, mean and all: its softmax
+# is an argmax but for a share of 1/σ, and an argmax does not depend on the scale.
+LARGEST = 40.0
+# Degree of the tabulated polynomials.
+DEGREE = 12
+
+
+class Grid(NamedTuple):
+    """Rule for the nodes: their number, the values of log Λ at the ends, Newton steps, and the largest
+    distance of the first two nodes.
+    """
+
+    nodes: int
+    low: float
+    high: float
+    steps: int
+    first: float
+
+
+FINE = Grid(nodes=20, low=-11.0, high=2.4, steps=2, first=0.9)
+# Elements of a working chunk on a CPU and on a GPU.
+_CHUNK, _CHUNK_ON_GPU = 2**19, 2**24
+# Up to so many nodes and points the class is the inner dimension in memory, else the node is.
+_FEW = 64
+
+
+# --- tables ----------------------------------------------------------------------------------------------
+
+_KNOTS = 64
+_HALF = 2.0  # standard deviation in the middle of the table
+
+
+def _frame(std: Tensor) -> tuple[Tensor, Tensor]:
+    """Centre and half width of the interval of μ + t in which log Λ is between about −13 and 2.6."""
+    var = std.square()
+    return -1.6 - 3.6 / (1 + 0.6 * var), (60.84 + 24.0 * var).sqrt()
+
+
+def _exact(x: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """log Λ, its slope and x̂ at μ + t = x, by the trapezoid rule in float64: (s, n), (s,) → (s, n) each."""
+    z = torch.arange(-10.5, 13.5, min(0.2, 0.4 / float(std.max())), dtype=torch.float64)
+    log_weight = torch.log_softmax(-0.5 * z.square(), 0)
+    at = x.unsqueeze(-1) + std.view(-1, 1, 1) * z
+    exp = at.clamp_max(600).exp()
+    above = log_weight - exp
+    below = (-torch.expm1(-exp) * log_weight.exp()).sum(-1)
+    log_phi = torch.where(below < 0.5, torch.log1p(-below), above.logsumexp(-1))
+    tilted = above + at
+    slope = (tilted.logsumexp(-1) - log_phi).exp() / -log_phi
+    return (-log_phi).log(), slope, (torch.softmax(tilted, -1) * at).sum(-1)
+
+
+@functools.lru_cache(maxsize=2)
+def _pieces(degree: int) -> Tensor:
+    """Cubic pieces, in v = σ/(σ + 2), of the coefficients of log Λ and of x̂: (knots − 1, 4, 2·(degree + 1)).
+
+    Polynomials in (μ + t − centre)/width, from the highest power, fitted by least squares to values and
+    slopes in relative units, with less weight where a hazard is negligible or certain.
+    """
+    count = 3 * degree
+    angle = (torch.arange(count, dtype=torch.float64) + 0.5) / count * math.pi
+    order = torch.arange(degree + 1, dtype=torch.float64)
+    values = torch.cos(angle.unsqueeze(1) * order)
+    slopes = order * torch.sin(angle.unsqueeze(1) * order) / angle.sin().unsqueeze(1)
+    to_powers = torch.linalg.lstsq(torch.cos(angle).unsqueeze(1) ** order, values).solution
+    tables = []
+    for v in torch.linspace(0, LARGEST / (LARGEST + _HALF), _KNOTS, dtype=torch.float64).split(4):
+        std = (_HALF * v / (1 - v)).clamp_min(1e-3)
+        centre, width = (part.unsqueeze(1) for part in _frame(std))
+        log_hazard, slope, residual = _exact(centre + width * angle.cos(), std)
+        weight = torch.exp(-(log_hazard - 1.2).clamp_min(0) - (-12 - log_hazard).clamp_min(0)).clamp_min(1e-2)
+        both = torch.cat(
+            [values * weight.unsqueeze(-1), slopes * (weight / (slope * width)).unsqueeze(-1)], dim=1
+        )
+        target = torch.cat([log_hazard * weight, weight], 1)
+        first = torch.linalg.pinv(both) @ target.unsqueeze(-1)
+        second = torch.linalg.pinv(values * weight.unsqueeze(-1)) @ (residual * weight).unsqueeze(-1)
+        tables.append(torch.cat([(to_powers @ part).squeeze(-1).flip(1) for part in (first, second)], 1))
+    table = torch.cat(tables)
+    rise = torch.cat([table[1:2] - table[:1], (table[2:] - table[:-2]) / 2, table[-1:] - table[-2:-1]])
+    start, change, leave, arrive = table[:-1], table[1:] - table[:-1], rise[:-1], rise[1:]
+    return torch.stack([start, leave, 3 * change - 2 * leave - arrive, leave + arrive - 2 * change], 1)
+
+
+@functools.lru_cache(maxsize=16)
+def _pieces_on(degree: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return _pieces(degree).to(device, dtype)
+
+
+# --- hazards ---------------------------------------------------------------------------------------------
+
+
+class Curves(NamedTuple):
+    """Tabulated functions at the standard deviations of a batch, with dimensions for points and nodes."""
+
+    var: Tensor  # (B, K, 1)
+    centre: Tensor  # (B, K, 1, 1)
+    scale: Tensor  # (B, K, 1, 1), one over the width
+    hazard: Tensor  # (degree + 1, B, K, 1, 1)
+    residual: Tensor  # (degree + 1, B, K, 1, 1)
+
+    @staticmethod
+    def of(std: Tensor, degree: int = DEGREE) -> Curves:
+        """Curves of standard deviations (B, K) that are at most :data:`LARGEST`."""
+        at = std / (std + _HALF) * ((_KNOTS - 1) * (LARGEST + _HALF) / LARGEST)
+        piece = at.detach().long().clamp(0, _KNOTS - 2)
+        share = (at - piece).unsqueeze(-1)
+        four = _pieces_on(degree, std.device, std.dtype)[piece].unbind(-2)
+        columns = torch.addcmul(four[2], four[3], share)
+        columns = torch.addcmul(four[1], columns, share)
+        columns = torch.addcmul(four[0], columns, share).movedim(-1, 0).contiguous()
+        hazard, residual = columns[..., None, None].split(degree + 1)
+        centre, width = _frame(std[..., None, None])
+        return Curves(std.square().unsqueeze(-1), centre, 1 / width, hazard, residual)
+
+    def argument(self, mean: Tensor, time: Tensor, memory: Memory | None = None) -> tuple[Tensor, Tensor]:
+        """Argument of the polynomials for means (B, K, S) and times (B, S, T), and the part of it outside of
+        their interval: (B, K, S, T) each.
+        """
+        shape = (*mean.shape, time.shape[-1])
+        start = (mean - self.centre.squeeze(-1)) * self.scale.squeeze(-1)
+        first, second = _part(memory, "inside", shape), _part(memory, "outside", shape)
+        x = torch.addcmul(start.unsqueeze(-1), time.unsqueeze(1), self.scale, out=second)
+        inside = torch.clamp(x, -1, 1, out=first)
+        return inside, torch.sub(x, inside, out=second)
+
+    def log_hazard(
+        self, mean: Tensor, time: Tensor, derivatives: int = 1, memory: Memory | None = None
+    ) -> list[Tensor]:
+        """log Λ and its derivatives in t; outside of the interval, its tangent: (B, K, S, T) each."""
+        inside, outside = self.argument(mean, time, memory)
+        value, *slopes = parts = horner(self.hazard, inside, derivatives, memory)
+        outs: list[Tensor | None] = [None] * len(parts) if memory is None else [*parts]
+        out = [torch.addcmul(value, slopes[0], outside, out=outs[0])]
+        for order, slope in enumerate(slopes, 1):
+            out.append(torch.mul(slope, math.factorial(order) * self.scale**order, out=outs[order]))
+        return out
+
+
+class Memory:
+    """Tensors that every chunk of a loop writes to: fresh memory costs more than the operations on it."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.like = like
+        self.parts: dict[str, Tensor] = {}
+
+
+def _part(memory: Memory | None, name: str, shape: tuple[int, ...]) -> Tensor | None:
+    """Tensor of this name and shape, to be passed as ``out``; None without memory."""
+    if memory is None:
+        return None
+    size = math.prod(shape)
+    part = memory.parts.get(name)
+    if part is None or part.numel() < size:
+        part = memory.parts[name] = memory.like.new_empty(size)
+    batch, classes, *others = shape
+    if math.prod(others) > _FEW:
+        return part[:size].view(shape)
+    return part[:size].view(batch, *others, classes).movedim(-1, 1)
+
+
+def horner(coefficients: Tensor, x: Tensor, derivatives: int, memory: Memory | None = None) -> list[Tensor]:
+    """Polynomial at x and its derivatives, the j-th over j!; coefficients (n, …) of decreasing powers."""
+    outs = [_part(memory, f"derivative {j}", x.shape) for j in range(derivatives + 1)]
+    parts = [_copied(coefficients[0].expand(x.shape), outs[0])]
+    for coefficient in coefficients[1:]:
+        new = [_copied(parts[-1], outs[len(parts)])] if len(parts) <= derivatives else []
+        for j in range(len(parts) - 1, -1, -1):
+            parts[j] = torch.addcmul(parts[j - 1] if j else coefficient, parts[j], x, out=outs[j])
+        parts += new
+    return parts
+
+
+def _copied(tensor: Tensor, out: Tensor | None) -> Tensor:
+    return tensor if out is None else out.copy_(tensor)
+
+
+# --- nodes -----------------------------------------------------------------------------------------------
+
+# Exponents θ of the bounds from which the search for the ends starts.
+_TILTS = (1.0, 0.35, 0.1)
+
+
+def _time_of(log_hazard: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    """Times at which log Λ is about ``log_hazard`` (n,), for means (B, K, S): (B, S, n).
+
+    Λ(t) is at most about Σ E e^{θ(f + t)} for every θ in (0, 1], Chernoff's bound, and where θσ is large it
+    is smaller by θσ√2π, by Mills's ratio.
+    """
+    times = []
+    for tilt in _TILTS:
+        exponent = torch.add(tilt * mean, var, alpha=0.5 * tilt**2)
+        top = exponent.amax(1, keepdim=True)
+        share = (exponent - top).exp()
+        total = share.sum(1)
+        bound = total.log() + top.squeeze(1)
+        if tilt < 1:
+            spread = (share * var).sum(1) / total
+            bound = bound - 0.5 * torch.log1p(2 * math.pi * tilt**2 * spread)
+        times.append((log_hazard - bound.unsqueeze(-1)) / tilt)
+    return functools.reduce(torch.maximum, times)
+
+
+def _ends(mean: Tensor, curves: Curves, grid: Grid, memory: Memory | None) -> Tensor:
+    """Times at which log Λ is ``grid.low`` and ``grid.high``: (B, S, 2)."""
+    wanted = torch.tensor([grid.low, grid.high], device=mean.device, dtype=mean.dtype)
+    # The hazard of one class alone is past the upper end there.
+    latest = ((curves.centre + 1 / curves.scale).squeeze(-1) - mean).amin(1).unsqueeze(-1)
+    time = torch.minimum(_time_of(wanted, mean, curves.var), latest)
+    for _ in range(grid.steps):
+        value, slope = curves.log_hazard(mean, time, memory=memory)
+        hazard = torch.exp(value, out=None if memory is None else value)
+        total = hazard.sum(1)
+        rate = torch.mul(hazard, slope, out=None if memory is None else slope).sum(1)
+        time = torch.minimum(time + (wanted - total.log()) * total / rate, latest)
+    return time
+
+
+@torch.no_grad()
+def place(mean: Tensor, curves: Curves, grid: Grid, memory: Memory | None = None) -> tuple[Tensor, Tensor]:
+    """Times of the nodes for means (B, K, S), and the logarithms of their distances: (B, S, T) each.
+
+    The distances are those of sinh(a·v), v from 0 at the upper end to 1: all equal for a → 0.
+    """
+    low, high = _ends(mean, curves, grid, memory).unbind(-1)
+    length = (high - low).clamp_min(grid.nodes / 4).unsqueeze(-1)
+    growth = (length / (grid.first * (grid.nodes - 1))).clamp_min(1.002)
+    a = torch.log(2 * growth) + 1
+    for _ in range(4):  # sinh(a)/a = growth
+        a = torch.asinh(growth * a)
+    v = torch.linspace(0, 1, grid.nodes, device=mean.device, dtype=mean.dtype)
+    part = length / torch.sinh(a)
+    return high.unsqueeze(-1) - part * torch.sinh(a * v), torch.log(part * a * torch.cosh(a * v))
+
+
+class Rates(NamedTuple):
+    """Hazards at the nodes of a batch of S points each."""
+
+    location: Tensor  # (B, K, S): μ
+    time: Tensor  # (B, S, T)
+    log_hazard: list[Tensor]  # (B, K, S, T): log Λ_k and its derivatives
+    rate: Tensor  # (B, K, S, T): r_k
+    total: Tensor  # (B, S, T): r
+    weight: Tensor  # (B, S, T): of the density of t, sums to one over T
+
+    @staticmethod
+    def of(
+        mean: Tensor, curves: Curves, grid: Grid, derivatives: int = 1, memory: Memory | None = None
+    ) -> Rates:
+        """Hazards for means (B, K, S). With ``memory`` they are overwritten by the next call that has it."""
+        mean = mean.contiguous()  # what broadcasts along points and nodes is then a number in the inner loop
+        time, log_step = place(mean, curves, grid, memory)
+        parts = curves.log_hazard(mean, time, derivatives, memory)
+        hazard = torch.exp(parts[0], out=_part(memory, "hazard", parts[0].shape))
+        summed = hazard.sum(1)
+        rate = torch.mul(hazard, parts[1], out=None if memory is None else hazard)
+        total = rate.sum(1)
+        weight = torch.softmax(total.log() - summed + log_step, -1)
+        return Rates(mean, time, parts, rate, total, weight)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean over points and nodes of values/r: (B, K, S, T) → (B, K)."""
+        share = (self.weight / (self.total * self.weight.shape[1])).flatten(1)
+        if values.stride(1) == 1:
+            return (share.unsqueeze(1) @ values.movedim(1, -1).flatten(1, 2)).squeeze(1)
+        return (values.flatten(2) @ share.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self, curves: Curves, memory: Memory | None = None) -> Tensor:
+        """E H(p) of each point: (B, S)."""
+        inside = curves.argument(self.location, self.time, memory)[0]
+        residual = horner(curves.residual, inside, 0, memory)[0]
+        mean_residual = (
+            torch.mul(residual, self.rate, out=None if memory is None else residual).sum(1) / self.total
+        )
+        return -EULER - (self.weight * mean_residual).sum(-1)
+
+
+# --- moments of independent Gaussians --------------------------------------------------------------------
+
+
+class Moments(NamedTuple):
+    """Expectations under independent Gaussian logits."""
+
+    probs: Tensor
+    """E p: (B, K)."""
+    squares: Tensor
+    """E p²: (B, K)."""
+    log_normalizer: Tensor
+    """E log Σ exp(f): (B,)."""
+    entropy: Tensor
+    """E H(p): (B,)."""
+
+
+def softmax_moments(mean: Tensor, var: Tensor, grid: Grid = FINE) -> Moments:
+    """Moments of p = softmax(f), f_k ~ N(mean_k, var_k) independent: (B, K), (B, K) → :class:`Moments`.
+
+    Differentiable once, in ``var`` where it is positive. The errors are at most 1e-3 for standard deviations
+    up to 4, and 5e-3 up to 20.
+
+    >>> moments = softmax_moments(torch.zeros(1, 4), torch.full((1, 4), 9.0))
+    >>> moments.probs, moments.entropy
+    (tensor([[0.2500, 0.2500, 0.2500, 0.2500]]), tensor([0.5592]))
+    """
+    mean, std, shrink = _within_table(mean, var)
+    curves = Curves.of(std)
+    rates = Rates.of(mean.unsqueeze(-1), curves, grid, 2)
+    _, slope, bend = rates.log_hazard
+    # r′ = r·(g′ + g″/g′) for g = log Λ.
+    second = rates.rate * (1 + rates.rate - slope - bend / slope)
+    log_normalizer = -(rates.weight * rates.time).sum((1, 2)) - EULER
+    entropy = rates.entropy(curves).squeeze(1)
+    return Moments(rates.mean(rates.rate), rates.mean(second), log_normalizer * shrink.squeeze(1), entropy)
+
+
+@torch.no_grad()
+def probs_and_entropy(mean: Tensor, var: Tensor, *, entropy: bool = True) -> tuple[Tensor, Tensor]:
+    """E p (B, K) and E H(p) (B,) as of :func:`softmax_moments`, in bounded memory.
+
+    Without ``entropy`` the second is NaN.
+    """
+    probs, given = torch.empty_like(mean), torch.full_like(mean[:, 0], torch.nan)
+    if torch.compiler.is_compiling():
+        return _probs_and_entropy(mean, var, entropy, None)
+    memory = Memory(mean)
+    budget = _CHUNK if mean.device.type == "cpu" else _CHUNK_ON_GPU
+    size = max(1, budget // (FINE.nodes * mean.shape[1]))
+    for start in range(0, len(mean), size):
+        rows = slice(start, start + size)
+        probs[rows], given[rows] = _probs_and_entropy(mean[rows], var[rows], entropy, memory)
+    return probs, given
+
+
+def _probs_and_entropy(
+    mean: Tensor, var: Tensor, entropy: bool, memory: Memory | None
+) -> tuple[Tensor, Tensor]:
+    mean, std, _ = _within_table(mean, var)
+    curves = Curves.of(std)
+    rates = Rates.of(mean.unsqueeze(-1), curves, FINE, 1, memory)
+    probs = rates.mean(rates.rate)
+    given = rates.entropy(curves, memory).squeeze(1) if entropy else torch.full_like(mean[:, 0], torch.nan)
+    return probs, given
+
+
+def _within_table(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Means and standard deviations (B, K), and the factor (B, 1) that both were divided by."""
+    std = var.clamp_min(torch.finfo(var.dtype).tiny).sqrt()
+    shrink = (std.detach().amax(-1, keepdim=True) / LARGEST).clamp_min(1)
+    return mean / shrink, std / shrink, shrink
