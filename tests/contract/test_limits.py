@@ -57,7 +57,9 @@ def test_hetsngp_without_noise_is_sngp(posterior: str, noise: str, classes: int)
     torch.testing.assert_close(b.covariance() - floor, a.covariance(), rtol=1e-5, atol=1e-5)
     p, q = sngp.predict(x), het.predict(x)
     torch.testing.assert_close(q.clean_probs, p.clean_probs, rtol=0, atol=1e-6)
-    torch.testing.assert_close(q.probs, p.probs, rtol=0, atol=1e-3)  # dp ≤ MIN_STD·|dp/du|
+    # dp ≤ MIN_STD·|dp/du|, and with noise, however little, the integral takes points.
+    error = 1e-3 if classes == 2 else hetsngp.functional.link.TARGET_ERROR
+    torch.testing.assert_close(q.probs, p.probs, rtol=0, atol=error)
     torch.testing.assert_close(q.latent_variance, p.latent_variance)
     # 64 × 32 nested points against 256 × 1: integration error, not a difference of the models.
     torch.testing.assert_close(q.model_uncertainty, p.model_uncertainty, rtol=0, atol=0.03)
@@ -72,7 +74,10 @@ def test_hetsngp_with_sigma_exactly_zero_gives_the_probabilities_of_sngp(
     monkeypatch.setattr(noise_functions, "MIN_STD", 0.0)  # softplus(−100)² underflows to 0
     x, _ = toy.blobs(classes)
     sngp, het = _twins(classes, "kronecker", "low_rank")
-    torch.testing.assert_close(het.predict(x).probs, sngp.predict(x).probs, rtol=0, atol=1e-6)
+    # With two classes both are the same quadrature; with more the noise, which is zero, makes one of them
+    # take points.
+    error = 1e-6 if classes == 2 else hetsngp.functional.link.TARGET_ERROR
+    torch.testing.assert_close(het.predict(x).probs, sngp.predict(x).probs, rtol=0, atol=error)
 
 
 def _monte_carlo(mean: Tensor, var: Tensor, factor: Tensor, draws: int = 20_000) -> tuple[Tensor, Tensor]:

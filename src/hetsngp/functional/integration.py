@@ -13,9 +13,9 @@ alone stays below −t with probability φ_k(t) = E exp(−e^{f_k + t}). In the 
 
 The integral is a trapezoid sum, whose weights are normalised to one. Its ends are where log Λ has given
 values, found by Newton steps; from the upper end, where a narrow class may make the density sharp, the
-distance of the nodes grows. log Λ_k and x̂_k depend on (μ_k + t, σ_k) alone and are tabulated: a polynomial in
-μ_k + t for each σ_k. Hazards stay logarithms until they are summed, so nothing underflows, whatever the number
-of classes.
+distance of the nodes grows. log Λ_k and x̂_k depend on (μ_k + t, σ_k) alone and are tabulated: a polynomial
+in μ_k + t for each σ_k. Hazards stay logarithms until they are summed, so nothing underflows, whatever the
+number of classes.
 
 With a factor F, u = μ + Fε + σ ⊙ ε′, all this is conditional on points ε of the factor's coordinates, which
 give each row several means.
@@ -120,6 +120,15 @@ def _pieces_on(degree: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     return _pieces(degree).to(device, dtype)
 
 
+def _table(degree: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return _pieces_on(degree, device, dtype)
+
+
+# torch.compiler.assume_constant_result, without the seconds that its import takes: a compiler would trace into
+# what is cached.
+_table._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 # --- hazards ---------------------------------------------------------------------------------------------
 
 
@@ -138,7 +147,7 @@ class Curves(NamedTuple):
         at = std / (std + _HALF) * ((_KNOTS - 1) * (LARGEST + _HALF) / LARGEST)
         piece = at.detach().long().clamp(0, _KNOTS - 2)
         share = (at - piece).unsqueeze(-1)
-        four = _pieces_on(degree, std.device, std.dtype)[piece].unbind(-2)
+        four = _table(degree, std.device, std.dtype)[piece].unbind(-2)
         columns = torch.addcmul(four[2], four[3], share)
         columns = torch.addcmul(four[1], columns, share)
         columns = torch.addcmul(four[0], columns, share).movedim(-1, 0).contiguous()
@@ -300,11 +309,11 @@ class Rates(NamedTuple):
 
     def entropy(self, curves: Curves, memory: Memory | None = None) -> Tensor:
         """E H(p) of each point: (B, S)."""
-        inside = curves.argument(self.location, self.time, memory)[0]
-        residual = horner(curves.residual, inside, 0, memory)[0]
-        mean_residual = (
-            torch.mul(residual, self.rate, out=None if memory is None else residual).sum(1) / self.total
-        )
+        inside, outside = curves.argument(self.location, self.time, memory)
+        value, slope = horner(curves.residual, inside, 1, memory)
+        residual = torch.addcmul(value, slope, outside, out=None if memory is None else value)
+        product = torch.mul(residual, self.rate, out=None if memory is None else residual)
+        mean_residual = product.sum(1) / self.total
         return -EULER - (self.weight * mean_residual).sum(-1)
 
 

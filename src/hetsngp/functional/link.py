@@ -39,8 +39,9 @@ MAX_POINTS = 2**16
 REPLICATES, FIRST = 8, 16
 # The largest of K errors should stay under the target, not only a typical one: three standard errors.
 SAFETY = 3.0
-# Points of the differences that the correlations of a posterior make.
-CORRELATION_POINTS = 64
+# Draws of the differences that the correlations of a posterior make: times the classes, and their least and
+# largest number. Few classes may be far from independent, and cost little.
+CORRELATED_LOGITS, FEWEST_DRAWS, MOST_DRAWS = 2**13, 64, 2048
 # Elements of a factor (B, K, R) up to which a factored form is written out for the training loss.
 DENSE_LIMIT = 2**24
 # Up to this many classes a covariance is written in its K−1 contrasts before sampling: fewer coordinates,
@@ -71,14 +72,24 @@ def _diagonal(contrasts: Factor) -> Tensor:
     return contrasts.variance() + common
 
 
-def correlated_draws(contrasts: Factor, seed: int) -> tuple[Tensor, Tensor]:
+def num_draws(num_classes: int) -> int:
+    """Number of draws of :func:`correlated_draws`, a power of two.
+
+    >>> num_draws(3), num_draws(10), num_draws(100)
+    (2048, 512, 64)
+    """
+    wanted = min(max(CORRELATED_LOGITS // num_classes, FEWEST_DRAWS), MOST_DRAWS)
+    return 1 << (wanted.bit_length() - 1)
+
+
+def correlated_draws(contrasts: Factor, count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Draws of mean zero with the covariance of the contrasts, and with its diagonal alone: (B, S, K) each.
 
     From the same points: Σ^{1/2}ε and diag(Σ)^{1/2}ε, as near to each other as Σ is to its diagonal.
     """
     basis, column = contrasts.basis, contrasts.column
     assert column is not None
-    eps = constant_points(CORRELATION_POINTS, len(basis), seed + 2, column)
+    eps = constant_points(count, len(basis), seed + 2, column)
     correlated = ((eps @ basis) * column.unsqueeze(1)) @ basis.mT
     return correlated, _diagonal(contrasts).sqrt().unsqueeze(1) * eps
 
@@ -92,16 +103,23 @@ def is_integrated(utility: UtilityNormal, sampler: str) -> bool:
 
 
 @torch.no_grad()
-def integrated_softmax(utility: UtilityNormal, seed: int, *, entropy: bool) -> tuple[Tensor, Tensor]:
-    """E softmax(u) (B, K) and E H(softmax(u)) (B,), NaN without ``entropy``, where :func:`is_integrated`."""
+def integrated_softmax(
+    utility: UtilityNormal, seed: int, *, entropy: bool, num_samples: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """E softmax(u) (B, K) and E H(softmax(u)) (B,), NaN without ``entropy``, where :func:`is_integrated`.
+
+    ``num_samples``: number of draws where classes correlate; None: :func:`num_draws`.
+    """
     rest, contrasts = separated(utility)
     probs, given = probs_and_entropy(rest.mean, rest.var, entropy=entropy)
+    # To the last bit where there is no variance.
+    probs = torch.where(rest.var.amax(-1, keepdim=True) == 0, torch.softmax(rest.mean, -1), probs)
     if contrasts is None:
         return probs, given
-    pieces = []
-    for rows in row_chunks(rest.mean, 2 * CORRELATION_POINTS):
+    pieces, count = [], num_samples or num_draws(rest.mean.shape[1])
+    for rows in row_chunks(rest.mean, count):
         part = contrasts.map(lambda t, rows=rows: t[rows])  # type: ignore[misc]
-        draws = (rest.mean[rows].unsqueeze(1) + each for each in correlated_draws(part, seed))
+        draws = (rest.mean[rows].unsqueeze(1) + each for each in correlated_draws(part, count, seed))
         correlated, independent = (torch.softmax(each, -1) for each in draws)
         change = (correlated - independent).mean(1)
         more = (
@@ -274,12 +292,12 @@ def softmax_probs(
     none = torch.zeros(batch, dtype=torch.long, device=utility.mean.device)
     if classes == 2 and sampler == "sobol":
         return _two_class(utility, "log_mean").exp(), none
-    if is_integrated(utility, sampler):
-        count = 0 if utility.form is None else CORRELATION_POINTS
-        return integrated_softmax(utility, seed, entropy=False)[0], none + count
     rank, diagonal = num_coordinates(utility)
     if rank + diagonal == 0:
         return torch.softmax(utility.mean, -1), none
+    if is_integrated(utility, sampler):
+        count = 0 if utility.form is None else num_samples or num_draws(classes)
+        return integrated_softmax(utility, seed, entropy=False, num_samples=num_samples)[0], none + count
     if sampler == "sobol" and classes <= CONTRAST_CLASSES:
         utility = in_contrasts(utility)
         rank, diagonal = classes - 1, 0

@@ -2,9 +2,9 @@
 
 Without label noise y | f is softmax(f), and the data term comes from the integral that gives the
 probabilities (:func:`hetsngp.functional.link.integrated_softmax`). With label noise y | f still averages over
-it, so the data term is a nested expectation: outer points f, inner points u | f that are the same for every f.
-Common inner points make their error cancel in the difference that is the model term, so it is smooth, never
-negative, and exactly zero where the GP variance is.
+it, so the data term is a nested expectation: outer points f, and inner points u | f that are the same for
+every f. Common inner points make their error cancel in the difference that is the model term, so it is
+smooth, never negative, and exactly zero where the GP variance is.
 """
 
 from __future__ import annotations
@@ -71,11 +71,13 @@ def model_uncertainty(
     return torch.where(spread > 0, out.clamp_min(0), 0)
 
 
-def noise_free_split(latent: UtilityNormal, seed: int) -> tuple[Tensor, Tensor]:
+def noise_free_split(
+    latent: UtilityNormal, seed: int, num_samples: int | None = None
+) -> tuple[Tensor, Tensor]:
     """E softmax(f) (B, K) and I(y; f) (B,) of f/τ without label noise, from one integral, where
     :func:`hetsngp.functional.link.is_integrated`. Exactly zero where f has no variance.
     """
-    probs, given_f = integrated_softmax(latent, seed, entropy=True)
+    probs, given_f = integrated_softmax(latent, seed, entropy=True, num_samples=num_samples)
     known = latent.marginal_variance().amax(-1) == 0
     return probs, torch.where(known, 0, (entropy(probs) - given_f).clamp_min(0))
 

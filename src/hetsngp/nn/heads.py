@@ -361,9 +361,11 @@ class GaussianHead(Head):
             points = torch.zeros_like(probs[:, 0], dtype=torch.long)
         else:
             options = self._prediction_points(num_samples, seed)
-            if noise is None and functional.is_integrated(f, self.link.sampler):
-                probs, model = uncertainty.noise_free_split(f, seed)
-                clean, count = probs, 0 if f.form is None else functional.CORRELATION_POINTS
+            if noise is None and self.has_posterior and functional.is_integrated(f, self.link.sampler):
+                count = options["num_samples"]
+                probs, model = uncertainty.noise_free_split(f, seed, count)
+                clean = probs
+                count = 0 if f.form is None else count or functional.num_draws(self.num_classes)
                 points = torch.full_like(model, count, dtype=torch.long)
             else:
                 probs, points = functional.softmax_probs(_add_noise(f, noise), **options)

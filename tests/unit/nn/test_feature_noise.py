@@ -279,7 +279,9 @@ def test_without_noise_it_is_sngp(classes: int, posterior: str, monkeypatch: pyt
     a, b = sngp.utility(x), het.utility(x)
     assert torch.equal(a.mean, b.mean)
     torch.testing.assert_close(a.covariance(), b.covariance(), rtol=1e-6, atol=1e-7)
-    torch.testing.assert_close(het.predict(x).probs, sngp.predict(x).probs, rtol=0, atol=1e-5)
+    # With more than two classes the noise, which is zero, makes one of them take points.
+    error = 1e-5 if classes == 2 else link.TARGET_ERROR
+    torch.testing.assert_close(het.predict(x).probs, sngp.predict(x).probs, rtol=0, atol=error)
     losses = [model.loss(x, y, generator=seed()).detach() for model in (sngp, het)]
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=1e-6)
 

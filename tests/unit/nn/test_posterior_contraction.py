@@ -244,7 +244,10 @@ def test_noise_of_the_data_does_not_hide_the_uncertainty_far_away(monkeypatch: p
     model = widen(fitted("kronecker", random_features=512))
     near, far = data()[0], 100 * data()[0]
     here, there = model.predict(near), model.predict(far)
-    monkeypatch.setattr(model.head.latent, "posterior_contraction", lambda h: h.new_ones(len(h)))
+    with_contraction = model.head.latent.with_contraction
+    monkeypatch.setattr(
+        model.head.latent, "with_contraction", lambda h: (with_contraction(h)[0], h.new_ones(len(h)))
+    )
     full_here, full_there = model.predict(near), model.predict(far)
     assert full_there.data_uncertainty.mean() > 1.5 * there.data_uncertainty.mean()
     assert there.model_uncertainty.mean() > 1.2 * full_there.model_uncertainty.mean()
