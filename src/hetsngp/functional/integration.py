@@ -124,8 +124,8 @@ def _table(degree: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     return _pieces_on(degree, device, dtype)
 
 
-# torch.compiler.assume_constant_result, without the seconds that its import takes: a compiler would trace into
-# what is cached.
+# torch.compiler.assume_constant_result, without the seconds that its import takes: a compiler would trace
+# into what is cached.
 _table._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

@@ -41,7 +41,7 @@ REPLICATES, FIRST = 8, 16
 SAFETY = 3.0
 # Draws of the differences that the correlations of a posterior make: times the classes, and their least and
 # largest number. Few classes may be far from independent, and cost little.
-CORRELATED_LOGITS, FEWEST_DRAWS, MOST_DRAWS = 2**13, 64, 2048
+CORRELATED_LOGITS, FEWEST_DRAWS, MOST_DRAWS = 2**14, 64, 4096
 # Elements of a factor (B, K, R) up to which a factored form is written out for the training loss.
 DENSE_LIMIT = 2**24
 # Up to this many classes a covariance is written in its K−1 contrasts before sampling: fewer coordinates,
@@ -76,7 +76,7 @@ def num_draws(num_classes: int) -> int:
     """Number of draws of :func:`correlated_draws`, a power of two.
 
     >>> num_draws(3), num_draws(10), num_draws(100)
-    (2048, 512, 64)
+    (4096, 1024, 128)
     """
     wanted = min(max(CORRELATED_LOGITS // num_classes, FEWEST_DRAWS), MOST_DRAWS)
     return 1 << (wanted.bit_length() - 1)
@@ -119,15 +119,26 @@ def integrated_softmax(
     pieces, count = [], num_samples or num_draws(rest.mean.shape[1])
     for rows in row_chunks(rest.mean, count):
         part = contrasts.map(lambda t, rows=rows: t[rows])  # type: ignore[misc]
-        draws = (rest.mean[rows].unsqueeze(1) + each for each in correlated_draws(part, count, seed))
-        correlated, independent = (torch.softmax(each, -1) for each in draws)
-        change = (correlated - independent).mean(1)
-        more = (
-            torch.special.entr(correlated) - torch.special.entr(independent) if entropy else change[:, None]
-        )
-        pieces.append((change, more.sum(-1).mean(1)))
+        changed = _mean_change(rest.mean[rows].unsqueeze(1), *correlated_draws(part, count, seed), entropy)
+        pieces.append(changed)
     change, more = (torch.cat(each) for each in zip(*pieces, strict=True))
     return (probs + change).clamp_min(0), given + more
+
+
+def _mean_change(mean: Tensor, first: Tensor, second: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+    """Mean of softmax(mean + first) − softmax(mean + second) over draws (B, S, K), (B, K), and of the
+    difference of their entropies, (B,), zero without ``entropy``.
+    """
+    few = mean.shape[-1] <= CONTRAST_CLASSES
+    # A softmax over a short last dimension uses one lane of eight: few classes go in front.
+    at = 0 if few else -1
+    draws = [(mean + each).movedim(-1, 0).contiguous() if few else mean + each for each in (first, second)]
+    p, q = (torch.softmax(each, at) for each in draws)
+    change = (p - q).mean(2).mT if few else (p - q).mean(1)
+    if not entropy:
+        return change, torch.zeros_like(change[:, 0])
+    more = torch.special.entr(p) - torch.special.entr(q)
+    return change, more.sum(at).mean(1)
 
 
 def in_contrasts(utility: UtilityNormal) -> UtilityNormal:
