@@ -41,7 +41,7 @@ REPLICATES, FIRST = 8, 16
 SAFETY = 3.0
 # Draws of the differences that the correlations of a posterior make: times the classes, and their least and
 # largest number. Few classes may be far from independent, and cost little.
-CORRELATED_LOGITS, FEWEST_DRAWS, MOST_DRAWS = 2**14, 64, 4096
+CORRELATED_LOGITS, FEWEST_DRAWS, MOST_DRAWS = 2**13, 64, 2048
 # Elements of a factor (B, K, R) up to which a factored form is written out for the training loss.
 DENSE_LIMIT = 2**24
 # Up to this many classes a covariance is written in its K−1 contrasts before sampling: fewer coordinates,
@@ -76,7 +76,7 @@ def num_draws(num_classes: int) -> int:
     """Number of draws of :func:`correlated_draws`, a power of two.
 
     >>> num_draws(3), num_draws(10), num_draws(100)
-    (4096, 1024, 128)
+    (2048, 512, 64)
     """
     wanted = min(max(CORRELATED_LOGITS // num_classes, FEWEST_DRAWS), MOST_DRAWS)
     return 1 << (wanted.bit_length() - 1)
