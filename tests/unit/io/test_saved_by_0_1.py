@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import hetsngp
 from hetsngp.files import has_checksum
+from hetsngp.functional.link import TARGET_ERROR
 from hetsngp.models.classifier import Classifier
 
 SAVED = Path(__file__).parents[2] / "saved_0_1"
@@ -60,9 +61,14 @@ def assert_predicts(model: Any, folder: Path) -> None:
     given = {name.removeprefix("input."): expected.pop(name) for name in list(expected) if "input." in name}
     prediction = model.predict(given["x"] if list(given) == ["x"] else given)
     assert set(expected) >= {"probs", "clean_probs", "data_uncertainty", "model_uncertainty", "ood_score"}
+    noise_free = any(getattr(member.head, "noise", None) is None for member in model.members)
     for name, value in expected.items():
         # Equal to the last bit on the machine that wrote them; the BLAS of other CPUs sums in other orders.
-        torch.testing.assert_close(getattr(prediction, name), value, rtol=1e-6, atol=1e-6, msg=name)
+        # Integrals without label noise took points then: their errors are allowed for.
+        error = 1e-6
+        if noise_free or name == "clean_probs":
+            error = 1.5 * TARGET_ERROR if "probs" in name else 0.05
+        torch.testing.assert_close(getattr(prediction, name), value, rtol=1e-6, atol=error, msg=name)
 
 
 @pytest.fixture(autouse=True)
