@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from hetsngp.functional.sampling import BLOCK, MILD_VARIANCE, IntegrationPoints, point_chunks, row_chunks
 
@@ -132,6 +133,7 @@ class LabelNLL(torch.autograd.Function):
         return nll
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = iter(ctx.saved_tensors)
         scaled = [next(saved) if present else None for present in ctx.present]

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 WIDE = 1.5  # where the two rules are equally good
 _LOG_2PI = math.log(2 * math.pi)
@@ -133,6 +134,7 @@ class _LogisticExpectation(torch.autograd.Function):
         return value
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         d_m, d_var = ctx.saved_tensors
         return grad * d_m, grad * d_var, None

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from hetsngp.types import Factor, FactorSum, UtilityNormal
 
@@ -308,6 +309,7 @@ class StreamedLogSoftmax(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         out, *rest = ctx.saved_tensors
         flip = rest.pop(0) if ctx.flipped else None
