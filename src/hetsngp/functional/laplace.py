@@ -85,14 +85,8 @@ def kronecker_eigen(sums: Tensor, fisher: Tensor) -> tuple[Tensor, Tensor, Tenso
     return vectors, values, basis @ rotation, gamma.clamp_min(0)
 
 
-def kronecker_scales(phi: Tensor, vectors: Tensor, values: Tensor, gamma: Tensor) -> Tensor:
-    """s_k = Σᵢ (Qᵀφ)²ᵢ / (1 + λᵢγ_k): (B, m) → (B, K′). The covariance of f is U diag(s) Uᵀ.
-
-    One matrix product for the projection and one for the sum: O(B·m·(m + K)).
+def kronecker_scales(squares: Tensor, values: Tensor, gamma: Tensor) -> Tensor:
+    """s_k = Σᵢ (Qᵀφ)²ᵢ / (1 + λᵢγ_k) from ``squares`` (Qᵀφ)²: (B, m) → (B, K′). The covariance of f is
+    U diag(s) Uᵀ.
     """
-    return scales_of_squares((phi @ vectors).square(), values, gamma)
-
-
-def scales_of_squares(squares: Tensor, values: Tensor, gamma: Tensor) -> Tensor:
-    """``kronecker_scales`` from ``squares`` (Qᵀφ)² (B, m), where they serve for more than one γ."""
     return squares @ (1 / (1 + values.unsqueeze(1) * gamma))

@@ -82,6 +82,11 @@ def num_draws(num_classes: int) -> int:
     return 1 << (wanted.bit_length() - 1)
 
 
+def num_points(utility: UtilityNormal, num_samples: int | None) -> int:
+    """Number of draws of :func:`integrated_softmax`: none where classes are independent."""
+    return 0 if utility.form is None else num_samples or num_draws(utility.mean.shape[-1])
+
+
 def correlated_draws(contrasts: Factor, count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Draws of mean zero with the covariance of the contrasts, and with its diagonal alone: (B, S, K) each.
 
@@ -116,11 +121,11 @@ def integrated_softmax(
     probs = torch.where(rest.var.amax(-1, keepdim=True) == 0, torch.softmax(rest.mean, -1), probs)
     if contrasts is None:
         return probs, given
-    pieces, count = [], num_samples or num_draws(rest.mean.shape[1])
+    pieces, count = [], num_points(utility, num_samples)
     for rows in row_chunks(rest.mean, count):
         part = contrasts.map(lambda t, rows=rows: t[rows])  # type: ignore[misc]
-        changed = _mean_change(rest.mean[rows].unsqueeze(1), *correlated_draws(part, count, seed), entropy)
-        pieces.append(changed)
+        draws = correlated_draws(part, count, seed)
+        pieces.append(_mean_change(rest.mean[rows].unsqueeze(1), *draws, entropy))
     change, more = (torch.cat(each) for each in zip(*pieces, strict=True))
     return (probs + change).clamp_min(0), given + more
 
@@ -307,8 +312,8 @@ def softmax_probs(
     if rank + diagonal == 0:
         return torch.softmax(utility.mean, -1), none
     if is_integrated(utility, sampler):
-        count = 0 if utility.form is None else num_samples or num_draws(classes)
-        return integrated_softmax(utility, seed, entropy=False, num_samples=num_samples)[0], none + count
+        probs = integrated_softmax(utility, seed, entropy=False, num_samples=num_samples)[0]
+        return probs, none + num_points(utility, num_samples)
     if sampler == "sobol" and classes <= CONTRAST_CLASSES:
         utility = in_contrasts(utility)
         rank, diagonal = classes - 1, 0

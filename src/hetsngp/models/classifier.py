@@ -261,7 +261,7 @@ class Classifier(nn.Module):
         Without ``generator`` the integration points are fixed: the same input gives the same answer, in any
         batch. Without label noise the integral is exact but for the correlations of classes under the
         posterior. With label noise ``num_samples`` None chooses the number of points so that three estimated
-        standard errors of every probability are below 0.005; up to 5 % of the rows exceed it, slightly.
+        standard errors of every probability are below 0.005, which a few rows may exceed a little.
 
         Several threads may predict with one model at the same time, in training mode too: the model is in
         eval mode until the last of them has its answer, and then every module has its mode again. No buffer

@@ -362,10 +362,8 @@ class GaussianHead(Head):
         else:
             options = self._prediction_points(num_samples, seed)
             if noise is None and self.has_posterior and functional.is_integrated(f, self.link.sampler):
-                count = options["num_samples"]
-                probs, model = uncertainty.noise_free_split(f, seed, count)
-                clean = probs
-                count = 0 if f.form is None else count or functional.num_draws(self.num_classes)
+                probs, model = uncertainty.noise_free_split(f, seed, options["num_samples"])
+                clean, count = probs, functional.num_points(f, options["num_samples"])
                 points = torch.full_like(model, count, dtype=torch.long)
             else:
                 probs, points = functional.softmax_probs(_add_noise(f, noise), **options)

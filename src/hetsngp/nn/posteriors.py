@@ -322,14 +322,14 @@ class KroneckerPosterior(Posterior):
 
     def _of_squares(self, squares: Tensor) -> tuple[Tensor, Factor | None]:
         values, gamma = self.values.to(squares), self.gamma.to(squares)
-        scales = self.scale.to(squares) * laplace.scales_of_squares(squares, values, gamma)
+        scales = self.scale.to(squares) * laplace.kronecker_scales(squares, values, gamma)
         if self.diagonal:
             return scales, None
         factor = Factor(self.basis.to(squares), column=scales.sqrt(), contrasts=True)
         return factor.variance(), factor
 
     def _contraction_of(self, squares: Tensor, phi: Tensor) -> Tensor:
-        unit = laplace.scales_of_squares(squares, self.values.to(phi), phi.new_ones(1))
+        unit = laplace.kronecker_scales(squares, self.values.to(phi), phi.new_ones(1))
         return _contraction(unit.squeeze(-1), phi)
 
 

@@ -147,9 +147,14 @@ def best_temperature(pairs: Pairs, *, posterior: bool = False) -> Tensor:
         nll = pool.mean(pooled_nll(pairs, temperature, posterior=posterior))
         return nll + strength * (log_temperature - centre) ** 2
 
-    step = 2 * reach / (TEMPERATURES - 1)
-    best = min((centre - reach + i * step for i in range(TEMPERATURES)), key=value)
-    return start.new_tensor(math.exp(_golden_section(value, best - step, best + step)))
+    return start.new_tensor(math.exp(_minimum(value, centre, reach, TEMPERATURES)))
+
+
+def _minimum(value: Callable[[float], float], centre: float, reach: float, count: int) -> float:
+    """Minimise ``value``: on a grid of ``count`` within ``reach``, then between the best's neighbours."""
+    step = 2 * reach / (count - 1)
+    best = min((centre - reach + i * step for i in range(count)), key=value)
+    return _golden_section(value, best - step, best + step)
 
 
 def _golden_section(value: Callable[[float], float], low: float, high: float) -> float:
@@ -281,9 +286,7 @@ def joint_factor(pairs: Pairs, *, posterior: bool) -> float:
         nll = pool.mean(mixture_nll(pairs, math.exp(log_factor), posterior=posterior).to(pool.h))
         return nll + strength * sum((log_factor + log) ** 2 for log in moved) / len(moved)
 
-    step = 2 * FACTOR_REACH / (FACTORS - 1)
-    best = min((-FACTOR_REACH + i * step for i in range(FACTORS)), key=value)
-    return math.exp(_golden_section(value, best - step, best + step))
+    return math.exp(_minimum(value, 0.0, FACTOR_REACH, FACTORS))
 
 
 def choose_joint_temperature(pairs: Pairs) -> list[dict[str, Any]]:

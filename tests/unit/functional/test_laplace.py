@@ -115,7 +115,9 @@ def test_diagonal_form_is_the_limit_of_uncorrelated_classes(monkeypatch: pytest.
     full = KroneckerPosterior(K, M, "softmax").double()
     equal = 0.1 * torch.eye(K, dtype=torch.float64)
     full.fit(total, equal)
-    diagonal_of_equal = laplace.kronecker_scales(x, *laplace.kronecker_eigen(total.sums, equal.diagonal())[:2], torch.full((K,), 0.1, dtype=torch.float64))  # fmt: skip  # noqa: E501
+    vectors, values = laplace.kronecker_eigen(total.sums, equal.diagonal())[:2]
+    gamma = torch.full((K,), 0.1, dtype=torch.float64)
+    diagonal_of_equal = laplace.kronecker_scales((x @ vectors).square(), values, gamma)
     centre = torch.eye(K, dtype=torch.float64) - 1 / K
     assert torch.allclose(
         covariance(full, x), centre @ torch.diag_embed(diagonal_of_equal) @ centre, atol=1e-10
