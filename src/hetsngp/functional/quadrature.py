@@ -183,7 +183,6 @@ def expected_log_sigmoid(mean: Tensor, var: Tensor) -> Tensor:
     return _expectation(mean, var, "mean_log")
 
 
-@torch.no_grad()
 def expected_sigmoid(mean: Tensor, var: Tensor) -> Tensor:
     """E σ(x), x ~ N(mean, var), elementwise: of the same rules as :func:`log_expected_sigmoid`, without
     derivatives and with an absolute error, at a fifth of the cost.

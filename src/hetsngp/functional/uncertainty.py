@@ -63,7 +63,7 @@ def model_uncertainty(
     ``members``: number of calls whose results are averaged; each uses that many times fewer outer points.
     """
     spread = latent.marginal_variance().amax(-1)
-    if not bool(spread.any()):
+    if not torch.compiler.is_compiling() and not bool(spread.any()):
         return torch.zeros_like(spread)
     if latent.mean.shape[-1] == 2:
         out = _two_class(latent, noise, probs)
@@ -91,7 +91,6 @@ def _two_class(latent: UtilityNormal, noise: UtilityNormal | None, probs: Tensor
     return sigmoid_model_uncertainty(mean.unsqueeze(-1), var.unsqueeze(-1), noise_var, probs[:, 1:])
 
 
-@torch.no_grad()
 def sigmoid_model_uncertainty(
     mean: Tensor, latent_var: Tensor, noise_var: Tensor | None, probs: Tensor
 ) -> Tensor:

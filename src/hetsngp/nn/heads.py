@@ -335,10 +335,11 @@ class GaussianHead(Head):
             return self._predict(f, noise, latent.var, num_samples, seed)
         each = []
         for member in range(self.num_members):
-            rows = slice(member, None, self.num_members)
-            own = None if noise is None else noise.rows(rows)
+            which = member, self.num_members
+            own = None if noise is None else noise.of_member(*which)
+            var = latent.var.unflatten(0, (-1, self.num_members))[:, member]
             each.append(
-                self._predict(f.rows(rows), own, latent.var[rows], num_samples, seed + MEMBER_SEED * member)
+                self._predict(f.of_member(*which), own, var, num_samples, seed + MEMBER_SEED * member)
             )
         return uncertainty.mixture(each, sigmoid=self.sigmoid)
 
@@ -355,20 +356,29 @@ class GaussianHead(Head):
             probs = functional.sigmoid_log_probs(_add_noise(f, noise))[0].exp()
             clean = probs if noise is None else functional.sigmoid_log_probs(f)[0].exp()
             total = uncertainty.binary_entropy(probs)
-            var = f.marginal_variance()
-            noise_var = torch.zeros_like(var) if noise is None else noise.marginal_variance()
-            model = uncertainty.sigmoid_model_uncertainty(f.mean, var, noise_var, probs)
+            model = torch.zeros_like(total)
+            if self.has_posterior:  # decided here because tracing cannot look at values
+                noise_var = None if noise is None else noise.marginal_variance()
+                model = uncertainty.sigmoid_model_uncertainty(f.mean, f.marginal_variance(), noise_var, probs)
             points = torch.zeros_like(probs[:, 0], dtype=torch.long)
         else:
             options = self._prediction_points(num_samples, seed)
-            if noise is None and self.has_posterior and functional.is_integrated(f, self.link.sampler):
+            if noise is None and not self.has_posterior:  # no variance
+                probs = clean = torch.softmax(f.mean, -1)
+                model = torch.zeros_like(latent_var[:, 0])
+                points = torch.zeros_like(model, dtype=torch.long)
+            elif noise is None and functional.is_integrated(f, self.link.sampler):
                 probs, model = uncertainty.noise_free_split(f, seed, options["num_samples"])
                 clean, count = probs, functional.num_points(f, options["num_samples"])
                 points = torch.full_like(model, count, dtype=torch.long)
             else:
                 probs, points = functional.softmax_probs(_add_noise(f, noise), **options)
                 clean = probs if noise is None else functional.softmax_probs(f, **options)[0]
-                model = uncertainty.model_uncertainty(f, noise, probs, seed=seed, members=self.num_members)
+                model = torch.zeros_like(latent_var[:, 0])
+                if self.has_posterior:
+                    model = uncertainty.model_uncertainty(
+                        f, noise, probs, seed=seed, members=self.num_members
+                    )
             total = uncertainty.entropy(probs)
         model = model.minimum(total)
         data = total - model
@@ -407,7 +417,7 @@ class GaussianHead(Head):
         utility = self.utility(h, posterior=True).tempered(self.temperature.to(h))
         each = []
         for member in range(self.num_members):
-            own = utility.rows(slice(member, None, self.num_members)) if self.num_members > 1 else utility
+            own = utility.of_member(member, self.num_members) if self.num_members > 1 else utility
             if self.sigmoid:
                 each.append(functional.sigmoid_log_probs(own)[0].exp())
             else:

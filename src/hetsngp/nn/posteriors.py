@@ -121,15 +121,16 @@ class Posterior(KeepsPrecision):
 
     def covariance(self, phi: Tensor) -> tuple[Tensor, Factor | None]:
         """Marginal variances (B, K) at phi (B, m), and a factor of the covariance where classes correlate."""
-        self._check_fitted()
+        self.check_fitted()
         return self._covariance(phi)
 
     def covariance_and_contraction(self, phi: Tensor) -> tuple[Tensor, Factor | None, Tensor]:
         """:meth:`covariance` and :meth:`posterior_contraction` at phi (B, m), from one projection of it."""
-        self._check_fitted()
+        self.check_fitted()
         return self._covariance_and_contraction(phi)
 
-    def _check_fitted(self) -> None:
+    def check_fitted(self) -> None:
+        """Raise a :class:`hetsngp.PosteriorNotFittedError` where the posterior is not fitted."""
         if not self.is_filled:  # ``fitted`` is on the device, which a prediction would wait for
             raise PosteriorNotFittedError
 
@@ -414,6 +415,10 @@ class MomentumPosterior(SharedPosterior):
             known = (average, version, count, self._factorise(count))
             self._lazy.known = known
         return known[3]
+
+    def factorise(self) -> None:
+        """Keep the factor as the buffer ``cholesky``, as after :meth:`fit`."""
+        self._store(cholesky=self.precision_factor())
 
     @torch.no_grad()
     def _factorise(self, count: float) -> Tensor:

@@ -1,0 +1,55 @@
+"""PredictionModule: predictions as a plain module, for torch.export and torch.compile."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hetsngp.nn.posteriors import MomentumPosterior
+from hetsngp.nn.spectral import fold_spectral_bound
+from hetsngp.types import Prediction
+
+if TYPE_CHECKING:
+    from hetsngp.models.classifier import Classifier
+    from hetsngp.models.ensemble import Ensemble
+
+_FIELDS = tuple(f.name for f in fields(Prediction))
+
+
+class PredictionModule(nn.Module):
+    """x ↦ the fields of ``model.predict(x)``, as a dict of tensors. Made by ``model.prediction_module()``.
+
+    A dict, because compilers and exported programs take tensors in plain containers and no classes of ours;
+    ``Prediction(**module(x))`` makes a :class:`hetsngp.Prediction` of it, with ``labels`` and ``confidence``.
+
+    It is a copy of the model, in eval mode for ever: training, fitting or calibrating the model does not
+    change it. Spectral bounds are written into the weights, and factorisations are done before. Integration
+    points are fixed. ``forward`` does not look at values, so that there is one graph for all inputs: NaN in an
+    example makes NaN in its answer, where ``predict`` raises an error. It has no gradient.
+    """
+
+    def __init__(self, model: Classifier | Ensemble) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model)
+        super().train(False)
+        self.requires_grad_(False)
+        for member in self.model.members:
+            if isinstance(member.head.posterior, MomentumPosterior):
+                member.head.posterior.factorise()
+            fold_spectral_bound(member.backbone)
+
+    def forward(self, x: Any) -> dict[str, Tensor]:
+        """x: (B, …), as of ``predict`` → every field of a :class:`hetsngp.Prediction`, (B,) or (B, K)."""
+        # The weights take no gradient: a graph needs no switch.
+        with nullcontext() if torch.compiler.is_compiling() else torch.no_grad():
+            prediction = self.model.traceable_prediction(x)
+        return {name: getattr(prediction, name) for name in _FIELDS}
+
+    def train(self, mode: bool = True) -> PredictionModule:
+        """Return the module, which stays in eval mode."""
+        return self
