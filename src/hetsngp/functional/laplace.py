@@ -58,6 +58,12 @@ def cholesky_variance(cholesky: Tensor, phi: Tensor) -> Tensor:
     return solved.square().sum(-2).mT if cholesky.dim() == 3 else solved.square().sum(-2)
 
 
+def inverse_triangle(cholesky: Tensor) -> Tensor:
+    """L⁻¹ of lower triangles (…, m, m)."""
+    eye = torch.eye(cholesky.shape[-1], device=cholesky.device, dtype=cholesky.dtype)
+    return torch.linalg.solve_triangular(cholesky, eye, upper=False)
+
+
 def contrast_basis(num_classes: int, like: Tensor) -> Tensor:
     """Orthonormal basis (K, K−1) of the directions that a softmax depends on, those orthogonal to 1.
 

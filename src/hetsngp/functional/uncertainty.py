@@ -103,7 +103,7 @@ def sigmoid_model_uncertainty(
     low, high = (((end - mean) / std).clamp(-FARTHEST, FARTHEST) for end in (-reach, reach))
     step = (high - low) / (LOGIT_NODES - 1)
     given_f = torch.zeros_like(mean)
-    for node in torch.arange(LOGIT_NODES, device=mean.device, dtype=mean.dtype).view(-1, 1, 1).split(8):
+    for node in torch.arange(LOGIT_NODES, device=mean.device, dtype=mean.dtype).view(-1, 1, 1).split(16):
         z = low + node * step
         f = mean + z * std
         p = torch.sigmoid(f) if noise_var is None else expected_sigmoid(f, noise_var)

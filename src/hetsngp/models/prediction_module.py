@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hetsngp.nn.posteriors import MomentumPosterior
+from hetsngp.nn.latent import RandomFeatureGP
 from hetsngp.nn.spectral import fold_spectral_bound
 from hetsngp.types import Prediction
 
@@ -39,9 +39,10 @@ class PredictionModule(nn.Module):
         super().train(False)
         self.requires_grad_(False)
         for member in self.model.members:
-            if isinstance(member.head.posterior, MomentumPosterior):
-                member.head.posterior.factorise()
             fold_spectral_bound(member.backbone)
+            latent = getattr(member.head, "latent", None)
+            if isinstance(latent, RandomFeatureGP):
+                latent.posterior = latent.posterior.for_tracing()
 
     def forward(self, x: Any) -> dict[str, Tensor]:
         """x: (B, …), as of ``predict`` → every field of a :class:`hetsngp.Prediction`, (B,) or (B, K)."""

@@ -353,8 +353,8 @@ class GaussianHead(Head):
     ) -> Prediction:
         """Prediction of one member; f and noise (B, K) are tempered."""
         if self.sigmoid:
-            probs = functional.sigmoid_log_probs(_add_noise(f, noise))[0].exp()
-            clean = probs if noise is None else functional.sigmoid_log_probs(f)[0].exp()
+            probs = functional.sigmoid_probs(_add_noise(f, noise))
+            clean = probs if noise is None else functional.sigmoid_probs(f)
             total = uncertainty.binary_entropy(probs)
             model = torch.zeros_like(total)
             if self.has_posterior:  # decided here because tracing cannot look at values
@@ -419,7 +419,7 @@ class GaussianHead(Head):
         for member in range(self.num_members):
             own = utility.of_member(member, self.num_members) if self.num_members > 1 else utility
             if self.sigmoid:
-                each.append(functional.sigmoid_log_probs(own)[0].exp())
+                each.append(functional.sigmoid_probs(own))
             else:
                 options = self._prediction_points(num_samples, seed + MEMBER_SEED * member)
                 each.append(functional.softmax_probs(own, **options)[0])
