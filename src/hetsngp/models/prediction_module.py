@@ -27,10 +27,10 @@ class PredictionModule(nn.Module):
     A dict, because compilers and exported programs take tensors in plain containers and no classes of ours;
     ``Prediction(**module(x))`` makes a :class:`hetsngp.Prediction` of it, with ``labels`` and ``confidence``.
 
-    It is a copy of the model, in eval mode for ever: training, fitting or calibrating the model does not
-    change it. Spectral bounds are written into the weights, and factorisations are done before. Integration
-    points are fixed. ``forward`` does not look at values, so that there is one graph for all inputs: NaN in an
-    example makes NaN in its answer, where ``predict`` raises an error. It has no gradient.
+    It is a copy of the model, always in eval mode: training, fitting or calibrating the model does not change
+    it. Spectral bounds are written into the weights, factorisations are done before, and integration points
+    are constants. ``forward`` does not look at values, so that one graph is right for all inputs: NaN in an
+    example is NaN in its answer, where ``predict`` raises an error. There are no gradients.
     """
 
     def __init__(self, model: Classifier | Ensemble) -> None:
