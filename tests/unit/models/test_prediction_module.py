@@ -21,9 +21,9 @@ from hetsngp.nn.spectral import bounded_layers
 
 NOISY = {"heteroscedastic", "hetsngp", "hetsngp_mimo"}
 WITH_GP = {"sngp", "hetsngp", "hetsngp_mimo"}
-# Factorisations, sizes that depend on values, and reads of a value by the host.
+# Factorisations, sizes that depend on values, reads of a value by the host, and contexts.
 FORBIDDEN = re.compile(
-    r"nonzero|cholesky|solve|qr(?!t)|eig|svd|lstsq|_lu|(?<!get)item|_local_scalar|unique|masked_select"
+    r"nonzero|cholesky|solve|qr(?!t)|eig|svd|lstsq|_lu|(?<!get)item|_local_scalar|unique|masked_select|autocast"
 )
 # The fast tier: every method, link and posterior once, and what differs between them.
 FAST = {
