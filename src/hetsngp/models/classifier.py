@@ -315,7 +315,11 @@ class Classifier(nn.Module):
 
     def traceable_prediction(self, x: Any) -> Prediction:
         """Prediction without checks of values, in the mode that the model is in."""
-        prediction: Prediction = self._in_full_precision(self._features(x), self.head.predict)
+        return self.prediction_of(self._features(x))
+
+    def prediction_of(self, h: Tensor) -> Prediction:
+        """Prediction for features h (B, D) without checks of values."""
+        prediction: Prediction = self._in_full_precision(h, self.head.predict)
         return prediction
 
     def _check_prediction(

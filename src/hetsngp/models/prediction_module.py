@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from hetsngp.functional.constants import kept_constants
 from hetsngp.nn.latent import RandomFeatureGP
 from hetsngp.nn.spectral import fold_spectral_bound
 from hetsngp.types import Prediction
@@ -43,6 +44,14 @@ class PredictionModule(nn.Module):
             latent = getattr(member.head, "latent", None)
             if isinstance(latent, RandomFeatureGP):
                 latent.posterior = latent.posterior.for_tracing()
+        self._keep_constants()
+
+    def _keep_constants(self) -> None:
+        with kept_constants(), torch.no_grad():
+            for member in self.model.members:
+                like = member.temperature
+                if like.device.type != "meta":
+                    member.prediction_of(torch.zeros(1, member.num_features).to(like))
 
     def forward(self, x: Any) -> dict[str, Tensor]:
         """x: (B, …), as of ``predict`` → every field of a :class:`hetsngp.Prediction`, (B,) or (B, K)."""
@@ -50,6 +59,11 @@ class PredictionModule(nn.Module):
         with nullcontext() if torch.compiler.is_compiling() else torch.no_grad():
             prediction = self.model.traceable_prediction(x)
         return {name: getattr(prediction, name) for name in _FIELDS}
+
+    def _apply(self, fn: Any, recurse: bool = True) -> PredictionModule:
+        super()._apply(fn, recurse)
+        self._keep_constants()  # on another device, or in another precision
+        return self
 
     def train(self, mode: bool = True) -> PredictionModule:
         """Return the module, which stays in eval mode."""
