@@ -131,10 +131,16 @@ def test_one_graph_for_every_batch(method: str, link: str, num_classes: int, pos
 # --- other models ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("methods", [("sngp", "sngp"), ("deterministic", "posterior_network", "sngp")])
+@pytest.mark.parametrize(
+    "methods",
+    [
+        pytest.param(("sngp", "sngp"), marks=pytest.mark.slow),
+        ("deterministic", "posterior_network", "sngp"),
+    ],
+)
 def test_ensembles(methods: tuple[str, ...]) -> None:
     """Of one kind, and of several, whose scores have different units."""
-    ensemble = hetsngp.Ensemble([fitted(method, 2) for method in methods])
+    ensemble = hetsngp.Ensemble([fitted(method, len(methods)) for method in methods])
     program = exported(ensemble)
     assert [name for name in operators(program) if FORBIDDEN.search(name)] == []
     for batch in (1, 9):
@@ -158,7 +164,7 @@ def test_every_kind_of_noise(method: str, noise: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"num_classes": 40},
+        {"num_classes": 40},  # too many to go in front
         {"num_classes": 3, "normalization": "polar"},
         {"num_classes": 3, "normalization": "direction"},
         {"num_classes": 3, "num_samples": 128},
@@ -204,7 +210,7 @@ def test_images_through_bounded_convolutions_and_batch_norm() -> None:
 # --- tracing ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_first_call_of_all_may_be_an_export(strict: bool) -> None:
     """Constants are cached: none may be made of tensors without values, as tracing has them."""
     model = fitted("sngp", 3)
@@ -215,6 +221,7 @@ def test_the_first_call_of_all_may_be_an_export(strict: bool) -> None:
     assert_as_predicted(program.module()(inputs(6)), model, inputs(6))
 
 
+@pytest.mark.slow
 def test_an_exported_program_is_saved_with_all_it_needs(tmp_path: Any) -> None:
     model = fitted("sngp", 3)
     torch.export.save(exported(model), tmp_path / "model.pt2")
