@@ -108,8 +108,8 @@ def _sigmoid_mean_wide(m: Tensor, s: Tensor) -> tuple[Tensor]:
     return ((step * _log_logistic(node).exp() * torch.special.ndtr((m - node) / s)).sum(0),)
 
 
-_Rule = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
-_RULES: dict[str, tuple[_Rule, _Rule]] = {
+_QuadratureRule = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+_RULES: dict[str, tuple[_QuadratureRule, _QuadratureRule]] = {
     "mean": (_sigmoid_mean_narrow, _sigmoid_mean_wide),
     "log_mean": (_log_sigmoid_mean_narrow, _log_sigmoid_mean_wide),
     "mean_log": (_mean_log_sigmoid_narrow, _mean_log_sigmoid_wide),
