@@ -9,8 +9,10 @@ from hetsngp.functional.constants import constant, kept_constants
 
 
 def _powers(count: int, base: float, device: torch.device) -> Tensor:
-    """Cannot be traced: it reads values."""
-    return torch.tensor([float(torch.tensor(base).item() ** i) for i in range(count)], device=device)
+    """Cannot be traced: it reads a value."""
+    out = base ** torch.arange(count, device=device, dtype=torch.float32)
+    assert float(out[0]) == 1
+    return out
 
 
 powers = constant(_powers)
