@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,8 @@ class PredictionModule(nn.Module):
         super().train(False)
         self.requires_grad_(False)
         for member in self.model.members:
-            fold_spectral_bound(member.backbone)
+            with suppress(ValueError):  # a hook computes the weight: it is bounded in the graph
+                fold_spectral_bound(member.backbone)
             latent = getattr(member.head, "latent", None)
             if isinstance(latent, RandomFeatureGP):
                 latent.posterior = latent.posterior.for_tracing()
