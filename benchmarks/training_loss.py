@@ -1,8 +1,8 @@
 """Training loss with wide label noise: bias and spread of its value and gradients, and its time.
 
-    python benchmarks/training_loss.py --out benchmarks/results                      # the package Python finds
-    python benchmarks/training_loss.py --before PATH/src --out benchmarks/results    # both, interleaved
-    python benchmarks/training_loss.py --before PATH/src --device cuda               # times on a GPU too
+    python benchmarks/training_loss.py --out benchmarks/results                    # the package Python finds
+    python benchmarks/training_loss.py --before PATH/src --out benchmarks/results  # both, interleaved
+    python benchmarks/training_loss.py --before PATH/src --device cuda             # times on a GPU too
 
 ``functional.link.softmax_nll`` as the heads call it in training (its own number of points, or 64 where it has
 no default; ``decorrelate``), at the widths of the audit in integration.md. d is constant and equal to sd, the
@@ -20,9 +20,8 @@ afterwards.
 
 Bias: mean over examples and seeds minus the reference; ± its standard error, over seeds, with that of the
 reference. "rms": of one example at one seed, around the reference. "spread": over seeds, of a batch's mean.
-The gradient in the mean logits is compared at the label, the 15 other classes of largest mean, and their
-rest; its rms is relative to the length of the true one, and so is its bias, the rms over examples of the mean
-over seeds.
+The gradient in the mean logits is compared at the label and the 15 other classes of largest mean; its rms is
+relative to the length of the true one, and so is its bias, the rms over examples of the mean over seeds.
 
 Times are medians of loss and gradient in (mean, var, factor), B = 128, float32. Both packages are measured in
 turn, in processes that live all the time, so that other load meets both.
@@ -298,13 +297,12 @@ def seconds(classes: int, sd: float, threads: int, device: str, repeats: int) ->
     """Times of loss and gradient in mean, var and factor."""
     torch.set_num_threads(threads)
     p = problem(classes, sd, BATCH)
-    leaves = [
-        t.float().to(device).requires_grad_() for t in (p.mean, torch.full_like(p.mean, sd**2), p.factor)
-    ]
+    mean, factor = (t.float().to(device).requires_grad_() for t in (p.mean, p.factor))
+    var = torch.full_like(mean, sd**2).requires_grad_()
     out = []
     for seed in range(repeats):
         start = time.perf_counter()
-        torch.autograd.grad(nll(p, *leaves, seed=seed).mean(), leaves)
+        torch.autograd.grad(nll(p, mean, var, factor, seed).mean(), (mean, var, factor))
         if device != "cpu":
             torch.cuda.synchronize()
         out.append(time.perf_counter() - start)
