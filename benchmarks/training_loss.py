@@ -12,11 +12,11 @@ the noise (MARGIN), or every label would be as probable as another: it is what b
 the audit's. That and ∂L/∂log V are derivatives in a scale of all of d or V, mean over the examples.
 
 Reference, in float64 and without the package (:func:`reference`): given the noise of the other classes,
-p_y is a one-dimensional integral over the noise of y, tabulated; the other K − 1 + R coordinates take 2^18
-antithetic random points. Its standard errors are in the JSON. :func:`quadrature_loss`, which integrates the
-whole diagonal as in integration.md and takes Sobol points for the factor, checks it on a few examples. A
-reference is made once (CPU, one thread: 5 minutes for K = 100, 10 for K = 1,000) and read from the JSON
-afterwards.
+p_y is a one-dimensional integral over the noise of y, tabulated; the other K − 1 + R coordinates take 2^20
+(K = 1,000: 2^18) antithetic random points. Its standard errors are in the JSON. :func:`quadrature_loss`,
+which integrates the whole diagonal as in integration.md and takes Sobol points for the factor, checks it on a
+few examples. A reference is made once (CPU, one thread: 7 minutes for K = 100, 10 for K = 1,000) and read
+from the JSON afterwards.
 
 Bias: mean over examples and seeds minus the reference; ± its standard error, over seeds, with that of the
 reference. "rms": of one example at one seed, around the reference. "spread": over seeds, of a batch's mean.
@@ -52,7 +52,7 @@ MEAN_WIDTH = 3.0
 MARGIN = {(100, 0.5): 9.0, (100, 1.5): 9.0, (100, 3.0): 15.0}
 MARGIN |= {(1000, 0.5): 15.0, (1000, 1.5): 17.0, (1000, 3.0): 21.0}
 EXAMPLES = {100: 40, 1000: 20}
-REFERENCE_POINTS, SEEDS = 2**18, 128
+REFERENCE_POINTS, SEEDS = {100: 2**20, 1000: 2**18}, 128
 CHECK = {100: (10, 2**10), 1000: (5, 2**8)}  # examples and points of the check
 BLOCK = 2**16  # elements of a working block
 NAMES = ("loss", "log_d", "log_V")
@@ -127,7 +127,7 @@ def logistic_table(sd: float) -> Table:
 
 
 @torch.no_grad()
-def reference(p: Problem, points: int = REFERENCE_POINTS, seed: int = 1) -> dict[str, Any]:
+def reference(p: Problem, points: int, seed: int = 1) -> dict[str, Any]:
     """Loss and gradients of each example, and their standard errors; see the docstring of this file."""
     generator = torch.Generator().manual_seed(seed)
     table, (examples, classes) = logistic_table(p.sd), p.mean.shape
@@ -415,7 +415,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--rounds", type=int, default=12, help="times of each version in turn")
     parser.add_argument("--repeats", type=int, default=5, help="repetitions in a turn")
-    parser.add_argument("--points", type=int, default=REFERENCE_POINTS, help="points of a missing reference")
+    parser.add_argument("--points", type=int, help="points of a missing reference")
     parser.add_argument("--examples", type=int, help="examples of a missing reference")
     parser.add_argument("--references-only", action="store_true")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -439,9 +439,10 @@ def main() -> None:
         name = key(classes, sd)
         if name not in references:
             examples = args.examples or EXAMPLES.get(classes, 20)
-            few, points = CHECK.get(classes, (5, 2**10))
-            check = (min(few, examples), min(points, args.points))
-            references[name] = made = make_reference(classes, sd, args.points, examples, check)
+            points = args.points or REFERENCE_POINTS.get(classes, 2**18)
+            few, check = CHECK.get(classes, (5, 2**10))
+            check_sizes = min(few, examples), min(check, points)
+            references[name] = made = make_reference(classes, sd, points, examples, check_sizes)
             shown = ", ".join(f"{n} {statistics.mean(made[n]):.4f}" for n in NAMES)
             print(f"reference {name}: {shown}; {made['largest gap to quadrature']}", flush=True)
             write({**old, "references": references})

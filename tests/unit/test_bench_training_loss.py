@@ -26,6 +26,7 @@ def script() -> ModuleType:
 
 def test_two_classes_are_one_integral(script: ModuleType) -> None:
     p = script.problem(2, 1.5, 4)
+    p = p._replace(mean=p.mean / 4)
     difference = p.factor[:, 1] - p.factor[:, 0]
     sign = 2.0 * p.y - 1
     z, weight = script.normal_grid()
