@@ -39,6 +39,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -312,12 +313,7 @@ def seconds(classes: int, sd: float, threads: int, device: str, repeats: int) ->
 def answer(job: dict[str, Any]) -> Any:
     """Do one job of a worker."""
     if job["what"] == "package":
-        import hetsngp
-
-        folder, digest = Path(hetsngp.__file__).parent, hashlib.sha256()
-        for path in sorted(folder.rglob("*.py")):
-            digest.update(path.read_bytes())
-        return {"path": str(folder), "digest": digest.hexdigest()[:16]}
+        return package()
     if job["what"] == "errors":
         torch.set_num_threads(1)
         truth = job["truth"]
@@ -326,12 +322,25 @@ def answer(job: dict[str, Any]) -> Any:
     return seconds(job["classes"], job["sd"], job["threads"], job["device"], job["repeats"])
 
 
+# --- processes with a version of the package each ---------------------------------------------------------
+
+
+def package() -> dict[str, str]:
+    """Where the package is, and a digest by which two versions can be told apart."""
+    import hetsngp
+
+    folder, digest = Path(hetsngp.__file__).parent, hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return {"path": str(folder), "digest": digest.hexdigest()[:16]}
+
+
 class Worker:
     """Process with one version of the package, which answers jobs."""
 
-    def __init__(self, source: str | None) -> None:
+    def __init__(self, source: str | None, script: str = __file__) -> None:
         environment = os.environ | ({} if source is None else {"PYTHONPATH": source})
-        command = [sys.executable, __file__, "--worker"]
+        command = [sys.executable, script, "--worker"]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -351,9 +360,27 @@ class Worker:
         self.process.wait()
 
 
-def work() -> None:
+def work(answer: Callable[[dict[str, Any]], Any]) -> None:
     for line in sys.stdin:
         print(json.dumps(answer(json.loads(line))), flush=True)
+
+
+def start_workers(before: str | None, script: str = __file__) -> tuple[dict[str, Worker], dict[str, Any]]:
+    """Workers by version, and their packages."""
+    sources = ({"before": before} if before else {}) | {"after": None}
+    workers = {name: Worker(source, script) for name, source in sources.items()}
+    packages = {name: worker.ask(what="package") for name, worker in workers.items()}
+    if len({found["digest"] for found in packages.values()}) < len(packages):
+        print("before and after are the same package: look at PYTHONPATH", flush=True)
+    return workers, packages
+
+
+def write(path: Path, result: Any) -> None:
+    """Write JSON so that a reader finds all of it or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(result) + "\n")
+    os.replace(part, path)
 
 
 # --- results ----------------------------------------------------------------------------------------------
@@ -421,17 +448,11 @@ def main() -> None:
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        work()
+        work(answer)
         return
     path = args.out / "training_loss.json"
     old = json.loads(path.read_text()) if path.exists() else {}
     references: dict[str, Any] = old.get("references", {})
-
-    def write(result: dict[str, Any]) -> None:
-        args.out.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(result) + "\n")
-        os.replace(part, path)
 
     settings = [(classes, sd) for classes in args.classes for sd in args.sd]
     torch.set_num_threads(1)
@@ -445,22 +466,18 @@ def main() -> None:
             references[name] = made = make_reference(classes, sd, points, examples, check_sizes)
             shown = ", ".join(f"{n} {statistics.mean(made[n]):.4f}" for n in NAMES)
             print(f"reference {name}: {shown}; {made['largest gap to quadrature']}", flush=True)
-            write({**old, "references": references})
+            write(path, {**old, "references": references})
     if args.references_only:
         return
-    sources = ({"before": args.before} if args.before else {}) | {"after": None}
-    workers = {name: Worker(source) for name, source in sources.items()}
+    workers, packages = start_workers(args.before)
     result: dict[str, Any] = {
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if args.device != "cpu" else "cpu",
-        "packages": {name: worker.ask(what="package") for name, worker in workers.items()},
+        "packages": packages,
         "errors": [],
         "times": [],
         "references": references,
     }
-    digests = [package["digest"] for package in result["packages"].values()]
-    if len(set(digests)) < len(digests):
-        print("before and after are the same package: look at PYTHONPATH", flush=True)
     for classes, sd in settings:
         truth = references[key(classes, sd)]
         row = {
@@ -472,7 +489,7 @@ def main() -> None:
                 job = {"classes": classes, "sd": sd, "threads": threads, "device": device}
                 times = measure_times(workers, job, args.rounds, args.repeats)
                 result["times"].append({**job, **times})
-        write(result)
+        write(path, result)
     for worker in workers.values():
         worker.close()
     print(table(result))
