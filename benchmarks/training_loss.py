@@ -12,10 +12,10 @@ the noise (MARGIN), or every label would be as probable as another: it is what b
 the audit's. That and ∂L/∂log V are derivatives in a scale of all of d or V, mean over the examples.
 
 Reference, in float64 and without the package (:func:`reference`): given the noise of the other classes,
-p_y is a one-dimensional integral over the noise of y, tabulated; the other K − 1 + R coordinates take 2^20
-(K = 1,000: 2^18) antithetic random points. Its standard errors are in the JSON. :func:`quadrature_loss`,
+p_y is a one-dimensional integral over the noise of y, tabulated; the other K − 1 + R coordinates take 2^18
+(sd 3: 2^20) antithetic random points. Its standard errors are in the JSON. :func:`quadrature_loss`,
 which integrates the whole diagonal as in integration.md and takes Sobol points for the factor, checks it on a
-few examples. A reference is made once (CPU, one thread: 7 minutes for K = 100, 10 for K = 1,000) and read
+few examples. A reference is made once (CPU, one thread: 4 minutes for K = 100, 16 for K = 1,000) and read
 from the JSON afterwards.
 
 Bias: mean over examples and seeds minus the reference; ± its standard error, over seeds, with that of the
@@ -53,7 +53,7 @@ MEAN_WIDTH = 3.0
 MARGIN = {(100, 0.5): 9.0, (100, 1.5): 9.0, (100, 3.0): 15.0}
 MARGIN |= {(1000, 0.5): 15.0, (1000, 1.5): 17.0, (1000, 3.0): 21.0}
 EXAMPLES = {100: 40, 1000: 20}
-REFERENCE_POINTS, SEEDS = {100: 2**20, 1000: 2**18}, 128
+REFERENCE_POINTS, SEEDS = {3.0: 2**20}, 128  # else 2^18
 CHECK = {100: (10, 2**10), 1000: (5, 2**8)}  # examples and points of the check
 BLOCK = 2**16  # elements of a working block
 NAMES = ("loss", "log_d", "log_V")
@@ -460,7 +460,7 @@ def main() -> None:
         name = key(classes, sd)
         if name not in references:
             examples = args.examples or EXAMPLES.get(classes, 20)
-            points = args.points or REFERENCE_POINTS.get(classes, 2**18)
+            points = args.points or REFERENCE_POINTS.get(sd, 2**18)
             few, check = CHECK.get(classes, (5, 2**10))
             check_sizes = min(few, examples), min(check, points)
             references[name] = made = make_reference(classes, sd, points, examples, check_sizes)
