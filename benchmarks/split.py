@@ -2,7 +2,7 @@
 
     python benchmarks/split.py references --device cuda --out benchmarks/results   # minutes on an H200
     python benchmarks/split.py accuracy --before PATH/src --out benchmarks/results
-    python benchmarks/split.py heads --before PATH/src --device cuda --out benchmarks/results
+    python benchmarks/split.py heads --before PATH/src --device cuda --times cpu cuda --out benchmarks/results
 
 * ``references`` makes split_reference.safetensors, which ``accuracy`` reads: nothing of it depends on the
   package. A setting that the file has is not made again.
@@ -485,22 +485,21 @@ def compare_head(
     job = {**at, "inputs": args.inputs or 200, "batch": min(128, args.inputs or 200)}
     row: dict[str, Any] = {name: {} for name in workers}
     truth: Reference | None = None
-    for name, worker in reversed(workers.items()):  # the Gaussians are those of the package after
+    # The Gaussians are those of the package after.
+    for name, worker in () if args.no_errors else reversed(workers.items()):
         to = f"{folder}/{name}.pt"
-        worker.ask(what="predict", to=to, device="cpu", **job)
-        found = torch.load(to)
-        if truth is None and not args.no_errors:
+        worker.ask(what="predict", to=to, device=args.device, **job)
+        found = torch.load(to, map_location="cpu")
+        if truth is None:
             g = Gaussian(*found["gaussian"])
             truth = reference(g, Sizes(*args.sizes), args.device)
-            latent = _sd(g.std, g.factor)
-            row["sd"] = {"gp": latent, "noise": _sd(g.noise_std, g.noise_factor)}
+            row["sd"] = {"gp": _sd(g.std, g.factor), "noise": _sd(g.noise_std, g.noise_factor)}
             row["reference error"] = float(truth.error.square().mean().sqrt())
-        if truth is not None:
-            row[name] |= error_numbers(found["model"], truth.model, found["probs"], truth.probs)
-    for device in dict.fromkeys(("cpu", args.device)):
+        row[name] |= error_numbers(found["model"], truth.model, found["probs"], truth.probs)
+    for device in args.times:
         for action in ("predict_probs", "predict"):
             timed = {**job, "action": action, "device": device, "threads": args.threads}
-            for name, value in measure_times(workers, timed, args.rounds, args.repeats).items():
+            for name, value in measure_times(workers, timed, args.rounds, 1, args.budget).items():
                 row[name][f"{action}, {device}"] = value
     return {**at, **row}
 
@@ -569,15 +568,20 @@ def main() -> None:
     parser.add_argument("what", nargs="?", choices=("references", "accuracy", "heads"))
     parser.add_argument("--out", type=Path, default=Path("out/benchmarks"), help="folder of the results")
     parser.add_argument("--before", help="folder of another version of the package, measured beside it")
-    parser.add_argument("--device", default="cpu", help="of references, and of times beside the CPU's")
+    parser.add_argument(
+        "--device", default="cpu", help="of references, and of the predictions that are compared with them"
+    )
     parser.add_argument("--classes", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument(
         "--inputs", type=int, help="inputs of a setting; None: 200, and 32 made ones at K = 1,000"
     )
     parser.add_argument("--sizes", type=int, nargs=4, default=list(Sizes()), help="of a reference, see Sizes")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5, help="times of each version in turn")
-    parser.add_argument("--repeats", type=int, default=3, help="repetitions in a turn")
+    parser.add_argument("--times", nargs="*", default=["cpu"], help="devices of which times are measured")
+    parser.add_argument("--rounds", type=int, default=15, help="times of each version in turn")
+    parser.add_argument(
+        "--budget", type=float, default=10, help="seconds of one time after which no round begins"
+    )
     parser.add_argument("--steps", type=int, default=300, help="training steps of a head")
     parser.add_argument("--no-errors", action="store_true", help="times of heads alone, without a reference")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -607,7 +611,10 @@ def main() -> None:
             rows.append(row)
         print(accuracy_table(result))
     else:
-        result["device"] = torch.cuda.get_device_name() if args.device != "cpu" else "cpu"
+        result["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        old = json.loads(path.read_text()) if path.exists() else {}
+        if old.get("packages") == packages and old.get("device") == result["device"]:
+            rows += [row for row in old["heads"] if row["classes"] not in args.classes]
         with tempfile.TemporaryDirectory() as folder:
             for classes in args.classes:
                 for method, posterior in METHODS:

@@ -126,7 +126,7 @@ def test_heads_of_two_packages(
 ) -> None:
     monkeypatch.setattr(script, "METHODS", (("hetsngp", "kronecker"),))
     monkeypatch.setattr(script, "HEAD_NOISE", {"4": 4.0})
-    sizes = "--classes 4 --inputs 3 --steps 2 --rounds 1 --repeats 1 --threads 1 --sizes 64 64 8 4096"
+    sizes = "--classes 4 --inputs 3 --steps 2 --rounds 1 --threads 1 --sizes 64 64 8 4096"
     arguments = ["--before", str(FOLDER.parent / "src"), "--out", str(tmp_path), *sizes.split()]
     run(script, monkeypatch, "heads", *arguments)
     assert "| 4 | hetsngp | kronecker | 4 (" in capsys.readouterr().out
