@@ -63,8 +63,6 @@ def model_uncertainty(
     ``members``: number of calls whose results are averaged; each uses that many times fewer outer points.
     """
     spread = latent.marginal_variance().amax(-1)
-    if not torch.compiler.is_compiling() and not bool(spread.any()):
-        return torch.zeros_like(spread)
     if latent.mean.shape[-1] == 2:
         out = _two_class(latent, noise, probs)
     elif noise is None and is_integrated(latent, "sobol"):
