@@ -333,3 +333,7 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     (by_torchrun if "TORCHELASTIC_RUN_ID" in os.environ else by_fabric)(Path(sys.argv[1]))
+    # Fabric leaves gloo's threads to the end of the interpreter, which may abort while one of them waits for
+    # a process that has ended.
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()

@@ -42,7 +42,8 @@ def launch(*command: str) -> None:
     done = subprocess.run(
         [sys.executable, *command], env=env | ours, cwd=ROOT, timeout=TIMEOUT, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr[-5000:]
+    # torchrun's own summary, without the cause, is the last thing of several.
+    assert done.returncode == 0, done.stderr[:5000] + "\n…\n" + done.stderr[-5000:]
 
 
 @pytest.fixture(scope="session")
