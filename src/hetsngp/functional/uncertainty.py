@@ -1,37 +1,50 @@
 """The split of uncertainty: total H(y) = data E_f[H(y | f)] + model I(y; f), in nats.
 
-Without label noise y | f is softmax(f), and the data term comes from the integral that gives the
-probabilities (:func:`hetsngp.functional.link.integrated_softmax`). With label noise y | f still averages over
-it, so the data term is a nested expectation: outer points f, and inner points u | f that are the same for
-every f. Common inner points make their error cancel in the difference that is the model term, so it is
-smooth, never negative, and exactly zero where the GP variance is.
+Without label noise y | f is softmax(f), and E_f[H(y | f)] comes from the integral that gives the probabilities
+(:func:`hetsngp.functional.link.integrated_softmax`). With label noise y | f is an average over the noise,
+p(f) = E_ε softmax(f + ε), and the expectation over f keeps points: few, because only the difference to a
+surrogate is sampled, whose expectation is known. The surrogate softmax(log p(μ) + κ ⊙ (f − μ)) agrees with p(f)
+at the mean of f in value and nearly in slope. All f share the points of the noise, whose error then cancels in
+I(y; f) but for a part of order 1/N, which two halves of the points remove.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from hetsngp.functional.integration import (
+    COARSE_DEGREE,
+    ROUGH,
+    Curves,
+    Memory,
+    Rates,
+    chunk_of_rows,
+    probs_and_entropy,
+    within_table,
+)
 from hetsngp.functional.link import (
-    CONTRAST_CLASSES,
+    WIDE_RANK,
+    correlated_draws,
     difference,
-    in_contrasts,
     integrated_softmax,
-    is_integrated,
+    separated,
+    softmax_probs,
 )
 from hetsngp.functional.quadrature import log_expected_sigmoid, normal_nodes
-from hetsngp.functional.sampling import sample
-from hetsngp.types import Prediction, UtilityNormal
+from hetsngp.functional.sampling import constant_points, sample
+from hetsngp.types import Prediction, UtilityNormal, join_factors
 
-# Classes up to which → (outer, inner) points of the nested rule: about 10⁵ softmax terms for each example,
-# for an error near a hundredth of a nat (a few times that for wide posteriors over many classes). Without
-# noise the outer rule gets the inner points too.
-NESTED = {8: (512, 64), 32: (256, 32), 128: (64, 32), 10**9: (32, 16)}
-MOST_OUTER, LEAST_OUTER = 4096, 16
-CHUNK = 2**20
+# Points f: times the classes, and their least and largest number; and points of the noise's factor, or of all
+# its coordinates where those are sampled.
+OUTER_LOGITS, FEWEST_OUTER, MOST_OUTER = 2**12, 32, 64
+INNER, INNER_SAMPLED = 16, 256
+# Points f that are computed together.
+_TOGETHER = 16
 
 
 def entropy(probs: Tensor) -> Tensor:
@@ -48,38 +61,175 @@ def binary_entropy(probs: Tensor) -> Tensor:
     return (torch.special.entr(probs) + torch.special.entr(1 - probs)).sum(-1) + 0.0
 
 
-def model_uncertainty(
-    latent: UtilityNormal, noise: UtilityNormal | None, probs: Tensor, *, seed: int = 0, members: int = 1
-) -> Tensor:
-    """I(y; f) under the softmax link: (B,). ``latent`` is f/τ and ``noise`` u − f over τ, mean zero.
+class Split(NamedTuple):
+    """Probabilities, and the part of their entropy that is uncertainty about f."""
 
-    ``probs`` (B, K) is E softmax(u/τ). K = 2 is computed by quadrature, and without noise the integral of the
-    probabilities has the entropy too. Otherwise M nested points estimate
-    H(mean p) − mean H(p), which cannot exceed log M; near that limit (very many classes, far from the data)
-    H(probs) − mean H(p) is used instead, which has no limit but includes the error of ``probs``.
-    ``members``: number of calls whose results are averaged; each uses that many times fewer outer points.
+    probs: Tensor
+    """E softmax(u): (B, K)."""
+    clean_probs: Tensor
+    """E softmax(f): (B, K)."""
+    model: Tensor
+    """I(y; f): (B,)."""
+    num_points: int
+    """Number of points of ``probs``."""
+
+
+@torch.no_grad()
+def softmax_split(
+    latent: UtilityNormal,
+    noise: UtilityNormal | None,
+    *,
+    num_samples: int | None = None,
+    sampler: str = "sobol",
+    seed: int = 0,
+    members: int = 1,
+) -> Split:
+    """Split under the softmax link. ``latent`` is f/τ and ``noise`` u − f over τ, of mean zero.
+
+    I(y; f) is exactly zero where f has no variance. The arguments of the points, as of
+    :func:`hetsngp.functional.link.softmax_probs`, are those of the probabilities.
     """
-    spread = latent.marginal_variance().amax(-1)
-    if not bool(spread.any()):
-        return torch.zeros_like(spread)
-    if latent.mean.shape[-1] == 2:
-        out = _two_class(latent, noise, probs)
-    elif noise is None and is_integrated(latent, "sobol"):
-        out = noise_free_split(latent, seed)[1]
+    options = {"num_samples": num_samples, "sampler": sampler, "seed": seed, "members": members}
+    exact = separated(latent)[0].form is None and latent.mean.shape[-1] > 2
+    given_f = None
+    if exact and sampler == "sobol":
+        clean, given_f = integrated_softmax(latent, seed, entropy=noise is None, num_samples=num_samples)
+        count = 0
     else:
-        out = _nested(latent, noise, probs, seed, members)
-    return torch.where(spread > 0, out.clamp_min(0), 0)
-
-
-def noise_free_split(
-    latent: UtilityNormal, seed: int, num_samples: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """E softmax(f) (B, K) and I(y; f) (B,) of f/τ without label noise, from one integral, where
-    :func:`hetsngp.functional.link.is_integrated`. Exactly zero where f has no variance.
-    """
-    probs, given_f = integrated_softmax(latent, seed, entropy=True, num_samples=num_samples)
+        clean, count = softmax_probs(latent, **options)  # type: ignore[arg-type]
+    probs = clean
+    if noise is not None:
+        probs, count = softmax_probs(add(latent, noise), **options)  # type: ignore[arg-type]
+    if latent.mean.shape[-1] == 2:
+        model = _two_class(latent, noise, probs)
+    elif noise is None:
+        if given_f is None:
+            own, given_f = integrated_softmax(latent, seed, entropy=True)
+        else:
+            own = probs
+        model = entropy(own) - given_f
+    else:
+        model = _noisy(latent, noise, seed, members)
     known = latent.marginal_variance().amax(-1) == 0
-    return probs, torch.where(known, 0, (entropy(probs) - given_f).clamp_min(0))
+    return Split(probs, clean, torch.where(known, 0, model.clamp_min(0)), count)
+
+
+def add(latent: UtilityNormal, noise: UtilityNormal | None) -> UtilityNormal:
+    """u = f + noise, in closed form."""
+    if noise is None:
+        return latent
+    return UtilityNormal(latent.mean, latent.var + noise.var, join_factors(noise.form, latent.form))
+
+
+# --- with label noise ------------------------------------------------------------------------------------
+
+
+class _Noise:
+    """p(f) = E_ε softmax(f + ε), from the same points ε for every f."""
+
+    def __init__(self, noise: UtilityNormal, seed: int) -> None:
+        form = noise.form
+        self.sampled = form is not None and form.rank > WIDE_RANK
+        if self.sampled:
+            self.shifts = sample(noise, INNER_SAMPLED, seed=seed)  # (B, N, K)
+        elif form is None:
+            self.shifts = torch.zeros_like(noise.mean).unsqueeze(1).expand(-1, 2, -1)
+        else:
+            shifts = form.matmul(constant_points(INNER, form.rank, seed, noise.mean))
+            self.shifts = shifts.expand(len(noise.mean), -1, -1)
+        self.var = noise.var
+        _, std, self.shrink = within_table(noise.var, noise.var)
+        self.curves = None if self.sampled else Curves.of(std, COARSE_DEGREE, residual=False)
+        self.memory = Memory.of(noise.var)
+
+    def elements(self) -> int:
+        """Numbers for each f and class."""
+        return self.shifts.shape[1] * (1 if self.sampled else ROUGH.nodes)
+
+    def halves(self, f: Tensor, rows: slice) -> Tensor:
+        """p(f) of several f each, by each half of the points: (b, M, K) → (b, M, 2, K)."""
+        shifts, count = self.shifts[rows], f.shape[1]
+        if self.curves is None:
+            means = f.unsqueeze(2) + shifts.unsqueeze(1)
+            return torch.softmax(means, -1).unflatten(2, (2, -1)).mean(3)
+        means = (f.unsqueeze(2) + shifts.unsqueeze(1)).flatten(1, 2).mT / self.shrink[rows].unsqueeze(-1)
+        rates = Rates.of(means, self.curves.rows(rows), ROUGH, 1, self.memory)
+        return rates.means(rates.rate, 2 * count).unflatten(1, (count, 2))
+
+    def centre(self, mean: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        """p(μ), and E[q(1 − q)]/(p(1 − p)), q = softmax(μ + ε): (b, K) each. The latter is the slope of
+        log p_k in f_k over that of a softmax with the same probabilities.
+        """
+        if self.curves is None:
+            q = torch.softmax(mean.unsqueeze(1) + self.shifts[rows], -1)
+            probs, within = q.mean(1), (q - q.square()).mean(1)
+        else:
+            means = (mean.unsqueeze(1) + self.shifts[rows]).mT / self.shrink[rows].unsqueeze(-1)
+            rates = Rates.of(means, self.curves.rows(rows), ROUGH, 2)
+            _, slope, bend = rates.log_hazard
+            probs = rates.mean(rates.rate)
+            within = rates.mean(rates.rate * (slope + bend / slope - rates.rate)) / self.shrink[rows]
+        info = torch.finfo(probs.dtype)
+        slope = within / (probs * (1 - probs)).clamp_min(info.eps * probs + info.tiny)
+        return probs.clamp_min(info.tiny), slope.clamp(0, 1)
+
+
+def _noisy(latent: UtilityNormal, noise: UtilityNormal, seed: int, members: int) -> Tensor:
+    """I(y; f) = H(E_f p(f)) − E_f H(p(f)), both at the same points of the noise: (B,)."""
+    batch, classes = latent.mean.shape
+    outer = min(max(OUTER_LOGITS // classes, FEWEST_OUTER), MOST_OUTER)
+    outer = max((1 << (outer.bit_length() - 1)) // members, _TOGETHER)
+    given = _Noise(noise, seed + 1)
+    size = batch if given.memory is None else chunk_of_rows(noise.var, _TOGETHER * given.elements() * classes)
+    starts = [slice(None)] if given.memory is None else [slice(i, i + size) for i in range(0, batch, size)]
+    return torch.cat([_noisy_rows(latent.rows(rows), given, rows, outer, seed) for rows in starts])
+
+
+def _noisy_rows(latent: UtilityNormal, given: _Noise, rows: slice, outer: int, seed: int) -> Tensor:
+    mean = latent.mean
+    correlated, independent, var = _outer_draws(latent, outer, seed)
+    centre, slope = given.centre(mean, rows)
+    surrogate = torch.softmax(centre.log().unsqueeze(1) + slope.unsqueeze(1) * independent, -1)
+    _, exact = probs_and_entropy(centre.log(), slope.square() * var)
+    found = [
+        _debiased(given.halves(mean.unsqueeze(1) + part, rows)) for part in correlated.split(_TOGETHER, 1)
+    ]
+    given_f = exact + (torch.cat(found, 1) - entropy(surrogate)).mean(1)
+    return _debiased(_mean_halves(mean, var, given, rows)) - given_f
+
+
+def _debiased(halves: Tensor) -> Tensor:
+    """H(p) of means over points, without its bias of order 1/N, from the means over both halves (…, 2, K)."""
+    return 2 * entropy(halves.mean(-2)) - entropy(halves).mean(-1)
+
+
+def _outer_draws(latent: UtilityNormal, outer: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """f − μ in antithetic pairs, with its covariance and with its variances alone: (B, M, K) each, (B, K)."""
+    rest, contrasts = separated(latent)
+    classes = latent.mean.shape[-1]
+    if contrasts is not None and rest.form is None:
+        draws, var = correlated_draws(contrasts, outer // 2, seed), rest.var
+    else:
+        var = latent.marginal_variance()
+        eps = constant_points(outer // 2, classes, seed + 2, latent.mean)
+        independent = correlated = var.sqrt().unsqueeze(1) * eps
+        if rest.form is not None:
+            shared = constant_points(outer // 2, rest.form.rank, seed + 3, latent.mean)
+            correlated = rest.var.sqrt().unsqueeze(1) * eps + rest.form.matmul(shared)
+        draws = correlated, independent
+    correlated, independent = (torch.cat([part, -part], 1) for part in draws)
+    return correlated, independent, var
+
+
+def _mean_halves(mean: Tensor, var: Tensor, given: _Noise, rows: slice) -> Tensor:
+    """E_f p(f) by each half of the points of the noise: (b, 2, K)."""
+    own = torch.zeros_like(var) if given.sampled else given.var[rows]
+    means, std, _ = within_table((mean.unsqueeze(1) + given.shifts[rows]).mT, var + own)
+    rates = Rates.of(means, Curves.of(std, COARSE_DEGREE, residual=False), ROUGH)
+    return rates.means(rates.rate, 2)
+
+
+# --- one logit at a time ---------------------------------------------------------------------------------
 
 
 def _two_class(latent: UtilityNormal, noise: UtilityNormal | None, probs: Tensor) -> Tensor:
@@ -106,48 +256,6 @@ def sigmoid_model_uncertainty(mean: Tensor, latent_var: Tensor, noise_var: Tenso
         given_f += weight * (torch.special.entr(p) + torch.special.entr(1 - p))
     total = torch.special.entr(probs) + torch.special.entr(1 - probs)
     return torch.where(latent_var > 0, (total - given_f).clamp_min(0), 0).sum(-1)
-
-
-def _nested(
-    latent: UtilityNormal, noise: UtilityNormal | None, probs: Tensor, seed: int, members: int
-) -> Tensor:
-    batch, classes = latent.mean.shape
-    outer, inner = next(points for most, points in NESTED.items() if classes <= most)
-    if noise is None:
-        outer, inner = min(outer * inner, MOST_OUTER), 1
-    # H(mean p) is biased by about 1/outer, which averaging does not remove: a minimum number.
-    outer = max(outer // members, min(outer, LEAST_OUTER))
-    if classes <= CONTRAST_CLASSES:
-        latent, noise = in_contrasts(latent), None if noise is None else in_contrasts(noise)
-    rows = max(1, CHUNK // (outer * classes))
-    out = torch.empty_like(latent.mean[:, 0])
-    for start in range(0, batch, rows):
-        part = slice(start, start + rows)
-        f = sample(latent.rows(part), outer, seed=seed)
-        shift = (
-            torch.zeros_like(f[:, :1]) if noise is None else sample(noise.rows(part), inner, seed=seed + 1)
-        )
-        out[part] = _mutual_information(f, shift, probs[part])
-    return out
-
-
-def _mutual_information(f: Tensor, shift: Tensor, probs: Tensor) -> Tensor:
-    """f (b, M, K), common shifts (b, N, K) → H(mean_M p) − mean_M H(p), p = mean_N softmax(f + shift)."""
-    batch, outer, classes = f.shape
-    # A softmax over a short last dimension uses one lane of eight: few classes go in front.
-    at = 0 if classes <= CONTRAST_CLASSES else -1
-    last = (lambda t: t.movedim(-1, 0).contiguous()) if at == 0 else (lambda t: t)
-    mean = torch.zeros_like(f[:, 0])
-    given_f = torch.zeros_like(f[:, 0, 0])
-    step = max(1, CHUNK // (batch * shift.shape[1] * classes))
-    for start in range(0, outer, step):
-        u = last(f[:, start : start + step].unsqueeze(2) + shift.unsqueeze(1))
-        p = torch.softmax(u, at).mean(2 if at == -1 else 3)
-        given_f += torch.special.entr(p).sum((1, 2) if at == -1 else (0, 2)) / outer
-        mean += (p.sum(1) if at == -1 else p.sum(2).mT) / outer
-    nested = (entropy(mean) - given_f).clamp_min(0)
-    near_ceiling = (2 * nested / math.log(outer) - 1).clamp(0, 1)
-    return torch.lerp(nested, entropy(probs) - given_f, near_ceiling)
 
 
 def mixture(members: Sequence[Prediction], *, sigmoid: bool) -> Prediction:
