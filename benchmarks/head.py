@@ -78,19 +78,14 @@ def clusters(classes: int, count: int, generator: torch.Generator) -> tuple[Tens
     return x, torch.where(wrong, other, y)
 
 
-def make(classes: int, steps: int = 300) -> hetsngp.Classifier:
-    """Trained head with a shared posterior."""
+def make(
+    classes: int, steps: int = 300, method: str = "hetsngp", posterior: str = "shared"
+) -> hetsngp.Classifier:
+    """Trained head with a posterior."""
     generator = torch.Generator().manual_seed(0)
-    model = hetsngp.build(
-        "hetsngp",
-        Identity(),
-        classes,
-        posterior="shared",
-        random_features=FEATURES,
-        rank=RANK,
-        dataset_size=50_000,
-        generator=generator,
-    )
+    options: dict[str, Any] = {"rank": RANK} if method == "hetsngp" else {}
+    options |= {"posterior": posterior, "random_features": FEATURES, "dataset_size": 50_000}
+    model = hetsngp.build(method, Identity(), classes, generator=generator, **options)  # type: ignore[arg-type]
     optimizer = torch.optim.AdamW(model.parameter_groups(1e-4), lr=3e-3)
     model.train()
     for _ in range(steps):
@@ -107,7 +102,7 @@ def scale_noise(model: hetsngp.Classifier, x: Tensor, in_factor: float, in_diago
     noise = model.head.noise
     assert isinstance(noise, LowRankNoise)
     with torch.no_grad():
-        _, factor = noise(x)
+        _, factor = noise(x, model.head.latent)  # type: ignore[arg-type]
         by = in_factor / factor.variance().mean().sqrt()
         noise.factor.weight.mul_(by)  # type: ignore[union-attr,operator]
         noise.factor.bias.mul_(by)  # type: ignore[union-attr,operator]
@@ -299,7 +294,7 @@ def compare(classes: int, noise: str, path: str) -> dict[str, Any]:
     noise_now = model.head.noise
     assert noise_now is not None
     with torch.no_grad():
-        var, factor = noise_now(x)
+        var, factor = noise_now(x, model.head.latent)
     torch.manual_seed(3)
     row: dict[str, Any] = {
         "classes": classes,
