@@ -1,6 +1,6 @@
 """Probabilities and the split of uncertainty: error against a long float64 reference, and time of a head.
 
-    python benchmarks/split.py references --device cuda --out benchmarks/results   # minutes on an H200
+    python benchmarks/split.py references --device cuda --out benchmarks/results  # a GPU: a CPU takes hours
     python benchmarks/split.py accuracy --before PATH/src --out benchmarks/results
     python benchmarks/split.py heads --before PATH/src --device cuda --times cpu cuda --out benchmarks/results
 
@@ -390,14 +390,17 @@ def package_split(f: Any, noise: Any) -> tuple[Tensor, Tensor]:
     from hetsngp.functional import link, uncertainty
     from hetsngp.types import UtilityNormal, join_factors
 
-    if hasattr(uncertainty, "softmax_split"):
-        split = uncertainty.softmax_split(f, noise)
-        return split.probs, split.model
-    u = f
-    if noise is not None:
-        u = UtilityNormal(f.mean, f.var + noise.var, join_factors(noise.form, f.form))
-    probs = link.softmax_probs(u)[0]
-    return probs, uncertainty.model_uncertainty(f, noise, probs).minimum(uncertainty.entropy(probs))
+    module: Any = uncertainty
+    if hasattr(module, "softmax_split"):
+        split = module.softmax_split(f, noise)
+        probs, model = split.probs, split.model
+    else:  # 0.1
+        u = f
+        if noise is not None:
+            u = UtilityNormal(f.mean, f.var + noise.var, join_factors(noise.form, f.form))
+        probs = link.softmax_probs(u)[0]
+        model = module.model_uncertainty(f, noise, probs)
+    return probs, model.minimum(entropy(probs))
 
 
 def answer(job: dict[str, Any]) -> Any:

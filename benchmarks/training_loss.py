@@ -309,6 +309,7 @@ def seconds(classes: int, sd: float, threads: int, device: str, repeats: int) ->
     """Times of loss and gradient in mean, var and factor."""
     torch.set_num_threads(threads)
     p = problem(classes, sd, BATCH)
+    p = p._replace(y=p.y.to(device))
     mean, factor = (t.float().to(device).requires_grad_() for t in (p.mean, p.factor))
     var = torch.full_like(mean, sd**2).requires_grad_()
     out = []
