@@ -54,7 +54,7 @@ class Grid(NamedTuple):
 FINE = Grid(nodes=20, low=-11.0, high=2.4, steps=2, first=0.9)
 # For each of several points of a factor, over which errors average; and where they average over a batch too.
 COARSE = Grid(nodes=5, low=-6.0, high=2.0, steps=1, first=1.5)
-ROUGH = Grid(nodes=4, low=-5.0, high=1.6, steps=1, first=1.6)
+ROUGH = Grid(nodes=4, low=-4.5, high=1.8, steps=1, first=1.6)
 # Elements of a working chunk on a CPU and on a GPU.
 _CHUNK, _CHUNK_ON_GPU = 2**19, 2**24
 
@@ -303,7 +303,9 @@ def _ends(mean: Tensor, curves: Curves, grid: Grid, memory: Memory | None) -> Te
 
 
 @torch.no_grad()
-def place(mean: Tensor, curves: Curves, grid: Grid, memory: Memory | None = None) -> tuple[Tensor, Tensor]:
+def place(
+    mean: Tensor, curves: Curves, grid: Grid, memory: Memory | None = None, period: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Times of the nodes for means (B, K, S), and the logarithms of their distances: (B, S, T) each.
 
     The distances are those of sinh(a·v), v from 0 at the upper end to 1: all equal for a → 0.
@@ -316,7 +318,8 @@ def place(mean: Tensor, curves: Curves, grid: Grid, memory: Memory | None = None
         a = torch.asinh(growth * a)
     v = torch.linspace(0, 1, grid.nodes, device=mean.device, dtype=mean.dtype)
     # Between the points of a row the nodes are shifted by parts of their distance, so that errors cancel.
-    shift = (torch.arange(mean.shape[2], device=v.device, dtype=v.dtype) * _GOLDEN + 0.5) % 1 - 0.5
+    number = torch.arange(mean.shape[2], device=v.device, dtype=v.dtype) % (period or mean.shape[2])
+    shift = (number * _GOLDEN + 0.5) % 1 - 0.5
     v = v + shift.unsqueeze(-1) / (grid.nodes - 1)
     part = length / torch.sinh(a)
     return high.unsqueeze(-1) - part * torch.sinh(a * v), torch.log(part * a * torch.cosh(a * v))
@@ -334,14 +337,22 @@ class Rates(NamedTuple):
 
     @staticmethod
     def of(
-        mean: Tensor, curves: Curves, grid: Grid, derivatives: int = 1, memory: Memory | None = None
+        mean: Tensor,
+        curves: Curves,
+        grid: Grid,
+        derivatives: int = 1,
+        memory: Memory | None = None,
+        period: int | None = None,
     ) -> Rates:
-        """Hazards for means (B, K, S). With ``memory`` they are overwritten by the next call that has it."""
+        """Hazards for means (B, K, S). With ``memory`` they are overwritten by the next call that has it.
+
+        ``period``: the points come in groups of so many, which are alike in the places of their nodes.
+        """
         if mean.shape[2] * grid.nodes > mean.shape[1]:
             mean = (
                 mean.contiguous()
             )  # what broadcasts along points and nodes is then a number in the inner loop
-        time, log_step = place(mean, curves, grid, memory)
+        time, log_step = place(mean, curves, grid, memory, period)
         parts = curves.log_hazard(mean, time, derivatives, memory)
         hazard = torch.exp(parts[0], out=_part(memory, "hazard", parts[0].shape))
         summed = hazard.sum(1)

@@ -99,10 +99,11 @@ class LabelNLL(torch.autograd.Function):
         memory = Memory.of(means)
         for rows, own, curves, shrink in diagonal.parts(means, grid):
             rates = Rates.of(own, curves, grid, 2 if wanted else 1, memory)
-            nll[rows], weight = _of_label(rates, curves, y[rows], log_weight[rows])
+            label = _label_hazard(rates, curves, y[rows], 2 if wanted else 1)
+            nll[rows], weight = _of_label(rates, label, log_weight[rows])
             if not wanted:
                 continue
-            by_mean, by_var, residual = _label_gradient(rates, curves, y[rows], weight)
+            by_mean, by_var, residual = _label_gradient(rates, label, y[rows], weight)
             d_mean[rows], d_var[rows] = by_mean.sum(-1) / shrink, by_var / shrink.square()
             if factor is not None and d_factor is not None:
                 _by_factor(residual, weight, by_var, factor[rows], eps[rows], shrink, d_factor[rows])
@@ -117,35 +118,55 @@ class LabelNLL(torch.autograd.Function):
         return grad[:, None] * d_mean, grad[:, None] * d_var, by_factor, None, None, None, None
 
 
-def _of_label(rates: Rates, curves: Curves, y: Tensor, log_weight: Tensor) -> tuple[Tensor, Tensor]:
-    """−log p̄(y), and the weight of each node in it: (B,), (B, S, T)."""
-    value, slope = _label_hazard(rates, curves, y, 1)
+def _of_label(rates: Rates, label: list[Tensor], log_weight: Tensor) -> tuple[Tensor, Tensor]:
+    """−log p̄(y), and the weight of each node in its derivatives: (B,), (B, S, T).
+
+    The logarithm of a mean over S points has a bias of order 1/S, which 2 log p̄ minus the mean of the two
+    halves' log p̄ does not have.
+    """
+    value, slope, *_ = label
     terms = value + (slope / rates.total * rates.weight).log() + log_weight.unsqueeze(-1)
-    nll = -terms.flatten(1).logsumexp(1)
-    return nll, torch.exp(terms + nll[:, None, None])
+    log_p = terms.flatten(1).logsumexp(1)
+    weight = torch.exp(terms - log_p[:, None, None])
+    if terms.shape[1] < 4 or terms.shape[1] % 2:
+        return -log_p, weight
+    halves = terms.unflatten(1, (2, -1))
+    log_half = halves.logsumexp((2, 3), keepdim=True)
+    of_half = torch.exp(halves - log_half).flatten(1, 2)
+    return log_half.mean((1, 2, 3)) + math.log(2) - 2 * log_p, 2 * weight - 0.5 * of_half
 
 
 def _label_gradient(rates: Rates, curves: Curves, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of −log p̄(y) in the means (B, K, S) and variances (B, K), and that of −log(r_y e^{−Λ}) in the
     means at the nodes (B, K, S, T). Overwrites ``rates``.
+
+    A common shift of the means changes nothing, so the label's derivatives are minus the sums of the others':
+    of second order, −∫ r₋ (r_y² − r_y′) e^{−Λ} dt with the rate r₋ of all others. Nothing is left where the
+    label is certain, whatever the error of the nodes.
     """
-    value, slope, bend, third = _label_hazard(rates, curves, y, 3)
+    value, slope, bend = hazard
     _, slopes, bends = rates.log_hazard
     rise = bends.div_(slopes).add_(slopes).sub_(rates.rate).mul_(rates.rate)  # r′ − r²
     by_var = 0.5 * _weighted(rise, weight)
     rate = value.exp() * slope
-    first, second = _ratio([value, slope, bend, third])
-    own = (weight * (second - 3 * rate * first + rate.square())).sum((1, 2))
+    others = (rates.total - rate).clamp_min(0)
+    first = slope + bend / slope - rate  # r_y′/r_y − r_y
+    own = (weight * others * first).sum((1, 2))
     by_var.scatter_(1, y.unsqueeze(1), -0.5 * own.unsqueeze(1))
     label = y[:, None, None, None].expand(-1, 1, *weight.shape[1:])
-    residual = rates.rate.scatter_(1, label, (rate - first).unsqueeze(1))
+    residual = rates.rate.scatter_(1, label, -first.unsqueeze(1))
     by_mean = (residual.movedim(1, 3).mT @ weight.unsqueeze(-1)).squeeze(-1).movedim(1, 2)  # (B, K, S)
-    # A common shift of the means changes nothing: the sum over classes is zero.
     return by_mean.scatter_add_(1, label[..., 0], -by_mean.sum(1, keepdim=True)), by_var, residual
 
 
 def _by_factor(
-    residual: Tensor, weight: Tensor, by_var: Tensor, factor: Tensor, eps: Tensor, shrink: Tensor, out: Tensor
+    residual: Tensor,
+    weight: Tensor,
+    by_var: Tensor,
+    factor: Tensor,
+    eps: Tensor,
+    shrink: Tensor,
+    out: Tensor,
 ) -> None:
     """Gradient of −log p̄(y) in F, into ``out`` (B, K, R). Overwrites ``residual``.
 

@@ -153,7 +153,7 @@ class _Noise:
             means = f.unsqueeze(2) + shifts.unsqueeze(1)
             return torch.softmax(means, -1).unflatten(2, (2, -1)).mean(3)
         means = (f.unsqueeze(2) + shifts.unsqueeze(1)).flatten(1, 2).mT / self.shrink[rows].unsqueeze(-1)
-        rates = Rates.of(means, self.curves.rows(rows), ROUGH, 1, self.memory)
+        rates = Rates.of(means, self.curves.rows(rows), ROUGH, 1, self.memory, period=shifts.shape[1])
         return rates.means(rates.rate, 2 * count).unflatten(1, (count, 2))
 
     def centre(self, mean: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
