@@ -136,7 +136,9 @@ def _of_label(rates: Rates, label: list[Tensor], log_weight: Tensor) -> tuple[Te
     return log_half.mean((1, 2, 3)) + math.log(2) - 2 * log_p, 2 * weight - 0.5 * of_half
 
 
-def _label_gradient(rates: Rates, curves: Curves, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _label_gradient(
+    rates: Rates, hazard: list[Tensor], y: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of −log p̄(y) in the means (B, K, S) and variances (B, K), and that of −log(r_y e^{−Λ}) in the
     means at the nodes (B, K, S, T). Overwrites ``rates``.
 
