@@ -272,6 +272,15 @@ class UtilityNormal:
             form = form.map(lambda t: t[index] if t.shape[0] == self.mean.shape[0] else t)
         return UtilityNormal(self.mean[index], self.var[index], form)
 
+    def of_member(self, member: int, members: int) -> UtilityNormal:
+        """Gaussians of one member, whose rows are every ``members``-th: (B·M, K) → (B, K)."""
+        form = self.form
+
+        def own(t: Tensor) -> Tensor:
+            return t.unflatten(0, (-1, members))[:, member]
+
+        return UtilityNormal(own(self.mean), own(self.var), None if form is None else form.map(own))
+
     def pooled(self, members: int) -> UtilityNormal:
         """Mean and covariance of the mixture of every ``members`` consecutive rows: (B·M, K) → (B, K).
 

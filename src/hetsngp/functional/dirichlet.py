@@ -140,7 +140,7 @@ def latent_variance(alpha: Tensor) -> Tensor:
 def _surprise(alpha: Tensor) -> Tensor:
     """−log p_c = log1p((α₀ − α_c)/α_c), accurate also where p_c rounds to one: (B, K) → (B, K)."""
     # α₀ − α_c cancels for the largest class only, for which the other classes are summed.
-    top = F.one_hot(alpha.argmax(-1), alpha.shape[-1]).bool()
+    top = alpha.argmax(-1, keepdim=True) == torch.arange(alpha.shape[-1], device=alpha.device)
     others = torch.where(
         top, alpha.masked_fill(top, 0).sum(-1, keepdim=True), alpha.sum(-1, keepdim=True) - alpha
     )

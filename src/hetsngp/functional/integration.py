@@ -31,6 +31,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hetsngp.functional.constants import constant
+
 EULER = 0.5772156649015329
 # Largest standard deviation of the table. A row with a larger one is scaled down, mean and all: its softmax
 # is an argmax but for a share of 1/σ, and an argmax does not depend on the scale.
@@ -130,13 +132,7 @@ def _lines_on(degree: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     return _lines(degree).to(device, dtype)
 
 
-def _table(degree: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return _lines_on(degree, device, dtype)
-
-
-# torch.compiler.assume_constant_result, without the seconds that its import takes: a compiler would trace
-# into what is cached.
-_table._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_table = constant(_lines_on)
 
 
 # --- hazards ---------------------------------------------------------------------------------------------

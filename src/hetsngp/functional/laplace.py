@@ -8,6 +8,8 @@ share the work) and factorisations of such sums; no matrix is inverted.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -56,16 +58,30 @@ def cholesky_variance(cholesky: Tensor, phi: Tensor) -> Tensor:
     return solved.square().sum(-2).mT if cholesky.dim() == 3 else solved.square().sum(-2)
 
 
+def inverse_triangle(cholesky: Tensor) -> Tensor:
+    """L⁻¹ of lower triangles (…, m, m)."""
+    eye = torch.eye(cholesky.shape[-1], device=cholesky.device, dtype=cholesky.dtype)
+    return torch.linalg.solve_triangular(cholesky, eye, upper=False)
+
+
 def contrast_basis(num_classes: int, like: Tensor) -> Tensor:
     """Orthonormal basis (K, K−1) of the directions that a softmax depends on, those orthogonal to 1.
+
+    Helmert's: column j is e_j less the mean of e_j, …, e_K, normalised, and the last column has the other
+    sign. It is the basis that a QR decomposition gives, in closed form.
 
     >>> basis = contrast_basis(4, torch.zeros(()))
     >>> torch.allclose(basis.sum(0), torch.zeros(3), atol=1e-6)
     True
     """
-    first = torch.ones(num_classes, 1, dtype=torch.float64)
-    full = torch.cat([first, torch.eye(num_classes, dtype=torch.float64)[:, :-1]], dim=1)
-    return torch.linalg.qr(full)[0][:, 1:].to(like)
+    kind: dict[str, Any] = {"device": like.device, "dtype": torch.float64}
+    if like.device.type == "mps":
+        kind["dtype"] = like.dtype
+    count = torch.arange(num_classes, 1, -1, **kind)  # of e_j, …, e_K
+    below = -1 / (count * (count - 1)).sqrt()
+    unit = torch.eye(num_classes, num_classes - 1, **kind)
+    columns = below.expand(num_classes, -1).tril(-1) - unit * ((count - 1) * below)
+    return torch.cat([columns[:, :-1], -columns[:, -1:]], 1).to(like)
 
 
 def kronecker_eigen(sums: Tensor, fisher: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:

@@ -337,6 +337,11 @@ def sigmoid_log_probs(utility: UtilityNormal, likelihood: str = "log_mean") -> t
     return expectation(utility.mean, var), expectation(-utility.mean, var)
 
 
+def sigmoid_probs(utility: UtilityNormal) -> Tensor:
+    """P(y_c = 1): (B, K)."""
+    return log_expected_sigmoid(utility.mean, utility.marginal_variance()).exp()
+
+
 def sigmoid_nll(utility: UtilityNormal, y: Tensor, likelihood: str = "log_mean") -> Tensor:
     """−log P(y) of multi-hot labels y (B, K), summed over classes: (B,)."""
     log_yes, log_no = sigmoid_log_probs(utility, likelihood)

@@ -17,6 +17,7 @@ of the size of the result are all that is saved for the backward pass.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -95,18 +96,34 @@ def _mean_log_sigmoid_wide(m: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor
     return -s * (density + a * below).sum(0), below.sum(0), -density.sum(0)
 
 
-_RULES = {
+def _sigmoid_mean_narrow(m: Tensor, s: Tensor) -> tuple[Tensor]:
+    """E σ alone, by nodes in z."""
+    z, step = _nodes(_NARROW, m)
+    return ((step * _log_gauss(z).exp() * torch.sigmoid(m + s * z)).sum(0),)
+
+
+def _sigmoid_mean_wide(m: Tensor, s: Tensor) -> tuple[Tensor]:
+    """E σ alone, by nodes in the logistic variable."""
+    node, step = _nodes(_LOGISTIC, m)
+    return ((step * _log_logistic(node).exp() * torch.special.ndtr((m - node) / s)).sum(0),)
+
+
+_QuadratureRule = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+_RULES: dict[str, tuple[_QuadratureRule, _QuadratureRule]] = {
+    "mean": (_sigmoid_mean_narrow, _sigmoid_mean_wide),
     "log_mean": (_log_sigmoid_mean_narrow, _log_sigmoid_mean_wide),
     "mean_log": (_mean_log_sigmoid_narrow, _mean_log_sigmoid_wide),
 }
 
 
 def _in_pieces(m: Tensor, s: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    if torch.compiler.is_compiling():  # the number of pieces would be that of the traced batch
+        return (m.reshape(-1),), (s.reshape(-1),)
     size = (PIECE_ON_GPU if m.is_cuda else PIECE) // 128
     return m.reshape(-1).split(size), s.reshape(-1).split(size)
 
 
-def _piece(m: Tensor, s: Tensor, kind: str) -> tuple[Tensor, Tensor, Tensor]:
+def _piece(m: Tensor, s: Tensor, kind: str) -> tuple[Tensor, ...]:
     narrow, wide = _RULES[kind]
     is_wide = s > WIDE
     look = not torch.compiler.is_compiling()
@@ -116,7 +133,7 @@ def _piece(m: Tensor, s: Tensor, kind: str) -> tuple[Tensor, Tensor, Tensor]:
     if look and bool(is_wide.all()):
         return parts_wide
     parts = zip(parts_wide, narrow(m, s.clamp_max(WIDE)), strict=True)
-    return tuple(torch.where(is_wide, w, n) for w, n in parts)  # type: ignore[return-value]
+    return tuple(torch.where(is_wide, w, n) for w, n in parts)
 
 
 class _LogisticExpectation(torch.autograd.Function):
@@ -166,8 +183,15 @@ def expected_log_sigmoid(mean: Tensor, var: Tensor) -> Tensor:
     return _expectation(mean, var, "mean_log")
 
 
-def normal_nodes(half_range: float = 8.0, step: float = 0.125, *, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Trapezoid nodes and weights for E g(z), z ~ N(0, 1); weights sum to one. Each (n,)."""
-    count = math.floor(half_range / step)
-    z = torch.arange(-count, count + 1, device=like.device, dtype=like.dtype) * step
-    return z, torch.softmax(-0.5 * z.square(), 0)
+def expected_sigmoid(mean: Tensor, var: Tensor) -> Tensor:
+    """E σ(x), x ~ N(mean, var), elementwise: of the same rules as :func:`log_expected_sigmoid`, without
+    derivatives and with an absolute error, at a fifth of the cost.
+
+    >>> expected_sigmoid(torch.tensor([0.0, 2.0]), torch.tensor([100.0, 0.0]))
+    tensor([0.5000, 0.8808])
+    """
+    if mean.dtype not in _NARROW:
+        mean, var = mean.float(), var.float()
+    mean, std = torch.broadcast_tensors(mean, var.sqrt())
+    pieces = [_piece(m, s, "mean")[0] for m, s in zip(*_in_pieces(mean, std), strict=True)]
+    return torch.cat(pieces).view(mean.shape).clamp(0, 1)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hetsngp.functional.constants import constant
 from hetsngp.types import Factor, FactorSum, UtilityNormal
 
 # In more coordinates than these a Sobol net of a few hundred points is no better than a Latin hypercube.
@@ -147,9 +148,12 @@ def _constant_points(
     return IntegrationPoints("sobol", dimension, 0, seed).block(0, count, like=like)[0]
 
 
+_known_points = constant(_constant_points)
+
+
 def constant_points(count: int, dimension: int, seed: int, like: Tensor) -> Tensor:
     """Quasi-random normal points (count, dimension), kept for the next call."""
-    return _constant_points(count, dimension, seed, like.device, like.dtype)
+    return _known_points(count, dimension, seed, like.device, like.dtype)
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
@@ -229,6 +233,8 @@ def _draw(utility: UtilityNormal, std: Tensor, eps_factor: Tensor, eps_diagonal:
 def row_chunks(mean: Tensor, points: int) -> list[slice]:
     """Slices of the rows of mean (B, K) that are processed at a time."""
     batch, classes = mean.shape
+    if torch.compiler.is_compiling():  # the number of slices would be that of the traced batch
+        return [slice(None)]
     budget = CPU_CHUNK if mean.device.type == "cpu" else GPU_CHUNK
     rows = max(1, min(batch, budget // (min(points, 32) * classes)))
     return [slice(i, min(i + rows, batch)) for i in range(0, batch, rows)]

@@ -1,18 +1,18 @@
 """The split of uncertainty: total H(y) = data E_f[H(y | f)] + model I(y; f), in nats.
 
-Without label noise y | f is softmax(f), and E_f[H(y | f)] comes from the integral that gives the probabilities
-(:func:`hetsngp.functional.link.integrated_softmax`). With label noise y | f is an average over the noise,
-p(f) = E_ε softmax(f + ε), and the expectation over f keeps points: few, because only the difference to a
-surrogate is sampled, whose expectation is known. The surrogate softmax(log p(μ) + κ ⊙ (f − μ)) agrees with p(f)
-at the mean of f in value and nearly in slope. All f share the points of the noise, whose error then cancels in
-I(y; f) but for a part of order 1/N, which two halves of the points remove.
+Without label noise y | f is softmax(f), and E_f[H(y | f)] comes from the integral that gives the
+probabilities (:func:`hetsngp.functional.link.integrated_softmax`). With label noise y | f is an average over
+it, p(f) = E_ε softmax(f + ε), and the expectation over f keeps points: few, because only the difference to a
+surrogate is sampled, softmax(log p(μ) + κ ⊙ (f − μ)), whose expectation is known. All f share the points of
+the noise, whose error then cancels in I(y; f) but for a part of order 1/N, which two halves of the points
+remove.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,10 +32,11 @@ from hetsngp.functional.link import (
     correlated_draws,
     difference,
     integrated_softmax,
+    num_points,
     separated,
     softmax_probs,
 )
-from hetsngp.functional.quadrature import log_expected_sigmoid, normal_nodes
+from hetsngp.functional.quadrature import expected_sigmoid
 from hetsngp.functional.sampling import constant_points, sample
 from hetsngp.types import Prediction, UtilityNormal, join_factors
 
@@ -45,6 +46,9 @@ OUTER_LOGITS, FEWEST_OUTER, MOST_OUTER = 2**12, 32, 64
 INNER, INNER_SAMPLED = 16, 256
 # Points f that are computed together.
 _TOGETHER = 16
+# Nodes of the integral over one logit; the size of a logit from which its entropy is negligible (3e-7), and
+# the distance from its mean, in standard deviations, from which its density is.
+LOGIT_NODES, CERTAIN, FARTHEST = 48, 18.0, 7.5
 
 
 def entropy(probs: Tensor) -> Tensor:
@@ -83,33 +87,37 @@ def softmax_split(
     sampler: str = "sobol",
     seed: int = 0,
     members: int = 1,
+    posterior: bool = True,
 ) -> Split:
     """Split under the softmax link. ``latent`` is f/τ and ``noise`` u − f over τ, of mean zero.
 
-    I(y; f) is exactly zero where f has no variance. The arguments of the points, as of
-    :func:`hetsngp.functional.link.softmax_probs`, are those of the probabilities.
+    I(y; f) is exactly zero where f has no variance; without ``posterior`` it has none anywhere. The arguments
+    of the points, as of :func:`hetsngp.functional.link.softmax_probs`, are those of the probabilities.
     """
-    options = {"num_samples": num_samples, "sampler": sampler, "seed": seed, "members": members}
-    exact = separated(latent)[0].form is None and latent.mean.shape[-1] > 2
-    given_f = None
-    if exact and sampler == "sobol":
+    options: dict[str, Any] = {"sampler": sampler, "seed": seed, "members": members}
+    options["num_samples"] = num_samples
+    given_f, count = None, 0
+    if not posterior:
+        clean = torch.softmax(latent.mean, -1)
+    elif sampler == "sobol" and latent.mean.shape[-1] > 2 and separated(latent)[0].form is None:
         clean, given_f = integrated_softmax(latent, seed, entropy=noise is None, num_samples=num_samples)
-        count = 0
+        count = num_points(latent, num_samples, sampler)
     else:
-        clean, count = softmax_probs(latent, **options)  # type: ignore[arg-type]
+        clean, count = softmax_probs(latent, **options)
     probs = clean
     if noise is not None:
-        probs, count = softmax_probs(add(latent, noise), **options)  # type: ignore[arg-type]
-    if latent.mean.shape[-1] == 2:
+        probs, count = softmax_probs(add(latent, noise), **options)
+    if not posterior:
+        model = torch.zeros_like(probs[:, 0])
+    elif latent.mean.shape[-1] == 2:
         model = _two_class(latent, noise, probs)
-    elif noise is None:
-        if given_f is None:
-            own, given_f = integrated_softmax(latent, seed, entropy=True)
-        else:
-            own = probs
-        model = entropy(own) - given_f
-    else:
+    elif noise is not None:
         model = _noisy(latent, noise, seed, members)
+    elif given_f is not None:
+        model = entropy(probs) - given_f
+    else:  # sampled probabilities, or the moments of a mixture
+        none = UtilityNormal(torch.zeros_like(latent.mean), torch.zeros_like(latent.var))
+        model = _noisy(latent, none, seed, members)
     known = latent.marginal_variance().amax(-1) == 0
     return Split(probs, clean, torch.where(known, 0, model.clamp_min(0)), count)
 
@@ -137,7 +145,7 @@ class _Noise:
         else:
             shifts = form.matmul(constant_points(INNER, form.rank, seed, noise.mean))
             self.shifts = shifts.expand(len(noise.mean), -1, -1)
-        self.var = noise.var
+        self.var, self.total = noise.var, noise.marginal_variance()
         _, std, self.shrink = within_table(noise.var, noise.var)
         self.curves = None if self.sampled else Curves.of(std, COARSE_DEGREE, residual=False)
         self.memory = Memory.of(noise.var)
@@ -189,6 +197,8 @@ def _noisy_rows(latent: UtilityNormal, given: _Noise, rows: slice, outer: int, s
     mean = latent.mean
     correlated, independent, var = _outer_draws(latent, outer, seed)
     centre, slope = given.centre(mean, rows)
+    # At the mean, and on average over wide noise: between them far from the mean.
+    slope = (slope / (1 + math.pi / 8 * given.total[rows]).sqrt()).sqrt()
     surrogate = torch.softmax(centre.log().unsqueeze(1) + slope.unsqueeze(1) * independent, -1)
     _, exact = probs_and_entropy(centre.log(), slope.square() * var)
     found = [
@@ -234,26 +244,28 @@ def _mean_halves(mean: Tensor, var: Tensor, given: _Noise, rows: slice) -> Tenso
 
 def _two_class(latent: UtilityNormal, noise: UtilityNormal | None, probs: Tensor) -> Tensor:
     mean, var = difference(latent)
-    noise_var = torch.zeros_like(var) if noise is None else difference(noise)[1]
-    return sigmoid_model_uncertainty(
-        mean.unsqueeze(-1), var.unsqueeze(-1), noise_var.unsqueeze(-1), probs[:, 1:]
-    )
+    noise_var = None if noise is None else difference(noise)[1].unsqueeze(-1)
+    return sigmoid_model_uncertainty(mean.unsqueeze(-1), var.unsqueeze(-1), noise_var, probs[:, 1:])
 
 
-def sigmoid_model_uncertainty(mean: Tensor, latent_var: Tensor, noise_var: Tensor, probs: Tensor) -> Tensor:
-    """Σ_c I(y_c; f_c) under the sigmoid link, by quadrature over f_c: arguments (B, K) → (B,)."""
-    std = latent_var.sqrt()
-    if not bool(latent_var.any()):  # without a posterior I(y; f) = 0
-        return torch.zeros_like(mean[:, 0])
-    # The integrand's features have a width of ~3 logits: nodes at most 1.5 apart, down to a step of 1/128.
-    step = 2.0 ** -min(7, max(1, math.ceil(math.log2(max(float(std.max()), 1.0) / 1.5))))
-    z, weights = normal_nodes(step=step, like=mean)
-    has_noise = bool(noise_var.any())
+def sigmoid_model_uncertainty(
+    mean: Tensor, latent_var: Tensor, noise_var: Tensor | None, probs: Tensor
+) -> Tensor:
+    """Σ_c I(y_c; f_c) under the sigmoid link, by quadrature over f_c: arguments (B, K) → (B,).
+
+    ``probs`` is E σ(u_c). A trapezoid rule, whose nodes are where f_c has a density and y_c | f_c an entropy.
+    """
+    std = latent_var.clamp_min(torch.finfo(mean.dtype).tiny).sqrt()
+    reach = torch.full_like(mean, CERTAIN) if noise_var is None else CERTAIN + 6 * noise_var.sqrt()
+    low, high = (((end - mean) / std).clamp(-FARTHEST, FARTHEST) for end in (-reach, reach))
+    step = (high - low) / (LOGIT_NODES - 1)
     given_f = torch.zeros_like(mean)
-    for node, weight in zip(z, weights, strict=True):
-        f = mean + node * std
-        p = log_expected_sigmoid(f, noise_var).exp() if has_noise else torch.sigmoid(f)
-        given_f += weight * (torch.special.entr(p) + torch.special.entr(1 - p))
+    for node in torch.arange(LOGIT_NODES, device=mean.device, dtype=mean.dtype).view(-1, 1, 1).split(16):
+        z = low + node * step
+        f = mean + z * std
+        p = torch.sigmoid(f) if noise_var is None else expected_sigmoid(f, noise_var)
+        density = torch.exp(-0.5 * z.square()) * step / math.sqrt(2 * math.pi)
+        given_f = given_f + (density * (torch.special.entr(p) + torch.special.entr(1 - p))).sum(0)
     total = torch.special.entr(probs) + torch.special.entr(1 - probs)
     return torch.where(latent_var > 0, (total - given_f).clamp_min(0), 0).sum(-1)
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hetsngp.models.prediction_module import PredictionModule
 from hetsngp.nn.extractor import Features
 from hetsngp.nn.heads import GaussianHead, Head
 from hetsngp.nn.posteriors import FittedWeights, Marks, MomentumPosterior, Seen, marks_of
@@ -285,6 +286,41 @@ class Classifier(nn.Module):
         self._check_prediction(x, num_samples, generator)
         with evaluating(self):
             return self._answer(x, lambda h: self.head.probs(h, num_samples=num_samples, generator=generator))
+
+    def prediction_module(self) -> PredictionModule:
+        """Module with a copy of this model that maps x to the fields of ``predict(x)``, a dict of tensors.
+
+        For ``torch.export.export`` with a dynamic batch and ``torch.compile(fullgraph=True)``: one graph,
+        with fixed integration points, without factorisations and without checks of values. Its answers are
+        those of ``predict`` to rounding. The posterior must be fitted, as for ``predict``.
+
+        >>> import hetsngp
+        >>> from hetsngp.nn.backbones import ResidualMLP
+        >>> model = hetsngp.build("deterministic", ResidualMLP(2, width=16, depth=2), num_classes=3)
+        >>> batch = {0: torch.export.Dim("batch")}
+        >>> module = model.prediction_module()
+        >>> program = torch.export.export(module, (torch.randn(4, 2),), dynamic_shapes=(batch,))
+        >>> hetsngp.Prediction(**program.module()(torch.zeros(7, 2))).labels.shape
+        torch.Size([7])
+        """
+        self.check_predictable()
+        return PredictionModule(self)
+
+    def check_predictable(self) -> None:
+        """Raise where weights are NaN or the posterior is not fitted; warn where it is stale."""
+        if self._is_stale(self.check_weights()):
+            self._warn_once(_STALE, stacklevel=4)
+        if self.head.posterior is not None:
+            self.head.posterior.check_fitted()
+
+    def traceable_prediction(self, x: Any) -> Prediction:
+        """Prediction without checks of values, in the mode that the model is in."""
+        return self.prediction_of(self._features(x))
+
+    def prediction_of(self, h: Tensor) -> Prediction:
+        """Prediction for features h (B, D) without checks of values."""
+        prediction: Prediction = self._in_full_precision(h, self.head.predict)
+        return prediction
 
     def _check_prediction(
         self, x: Any, num_samples: int | None, generator: torch.Generator | None = None
@@ -591,8 +627,11 @@ class Classifier(nn.Module):
     @staticmethod
     def _in_full_precision(h: Tensor, fn: Any) -> Any:
         """Run the head in float32 or better: a variance is a small difference of large numbers."""
+        h = h.float() if h.dtype in (torch.float16, torch.bfloat16) else h
+        if not torch.is_autocast_enabled(h.device.type):  # a graph would have the context as a node
+            return fn(h)
         with torch.autocast(h.device.type, enabled=False):
-            return fn(h.float() if h.dtype in (torch.float16, torch.bfloat16) else h)
+            return fn(h)
 
     def _warn_once(self, message: str, stacklevel: int = 3) -> None:
         if message not in self._warned:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hetsngp.functional.uncertainty import mixture
 from hetsngp.models.classifier import Classifier
+from hetsngp.models.prediction_module import PredictionModule
 from hetsngp.types import Prediction
 
 
@@ -75,11 +76,25 @@ class Ensemble(nn.Module):
         self, x: Any, num_samples: int | None = None, generator: torch.Generator | None = None
     ) -> Prediction:
         """Probabilities of the mixture and its uncertainties from three sources."""
-        each = [m.predict(x, num_samples=num_samples, generator=generator) for m in self.members]
+        return self._mixture(
+            [m.predict(x, num_samples=num_samples, generator=generator) for m in self.members]
+        )
+
+    def _mixture(self, each: list[Prediction]) -> Prediction:
         out = mixture(each, sigmoid=self.members[0].head.sigmoid)
         kinds = {(type(m.head), m.head.has_posterior) for m in self.members}
         # Scores of different kinds have different units; model uncertainty is in nats for all.
         return out if len(kinds) == 1 else replace(out, ood_score=out.model_uncertainty)
+
+    def prediction_module(self) -> PredictionModule:
+        """Module with a copy of the ensemble, as :meth:`hetsngp.models.Classifier.prediction_module`."""
+        for member in self.members:
+            member.check_predictable()
+        return PredictionModule(self)
+
+    def traceable_prediction(self, x: Any) -> Prediction:
+        """Prediction without checks of values, in the mode that the members are in."""
+        return self._mixture([m.traceable_prediction(x) for m in self.members])
 
     def predict_probs(
         self, x: Any, num_samples: int | None = None, generator: torch.Generator | None = None

@@ -328,10 +328,11 @@ class GaussianHead(Head):
             return self._predict(f, noise, latent.var, num_samples, seed)
         each = []
         for member in range(self.num_members):
-            rows = slice(member, None, self.num_members)
-            own = None if noise is None else noise.rows(rows)
+            which = member, self.num_members
+            own = None if noise is None else noise.of_member(*which)
+            var = latent.var.unflatten(0, (-1, self.num_members))[:, member]
             each.append(
-                self._predict(f.rows(rows), own, latent.var[rows], num_samples, seed + MEMBER_SEED * member)
+                self._predict(f.of_member(*which), own, var, num_samples, seed + MEMBER_SEED * member)
             )
         return uncertainty.mixture(each, sigmoid=self.sigmoid)
 
@@ -345,15 +346,17 @@ class GaussianHead(Head):
     ) -> Prediction:
         """Prediction of one member; f and noise (B, K) are tempered."""
         if self.sigmoid:
-            probs = functional.sigmoid_log_probs(uncertainty.add(f, noise))[0].exp()
-            clean = probs if noise is None else functional.sigmoid_log_probs(f)[0].exp()
+            probs = functional.sigmoid_probs(uncertainty.add(f, noise))
+            clean = probs if noise is None else functional.sigmoid_probs(f)
             total = uncertainty.binary_entropy(probs)
-            var = f.marginal_variance()
-            noise_var = torch.zeros_like(var) if noise is None else noise.marginal_variance()
-            model = uncertainty.sigmoid_model_uncertainty(f.mean, var, noise_var, probs)
+            model = torch.zeros_like(total)
+            if self.has_posterior:  # decided here because tracing cannot look at values
+                noise_var = None if noise is None else noise.marginal_variance()
+                model = uncertainty.sigmoid_model_uncertainty(f.mean, f.marginal_variance(), noise_var, probs)
             points = torch.zeros_like(probs[:, 0], dtype=torch.long)
         else:
-            split = uncertainty.softmax_split(f, noise, **self._prediction_points(num_samples, seed))
+            options = self._prediction_points(num_samples, seed)
+            split = uncertainty.softmax_split(f, noise, posterior=self.has_posterior, **options)
             probs, clean, model = split.probs, split.clean_probs, split.model
             points = torch.full_like(model, split.num_points, dtype=torch.long)
             total = uncertainty.entropy(probs)
@@ -391,9 +394,11 @@ class GaussianHead(Head):
         utility = self.utility(h, posterior=True).tempered(self.temperature.to(h))
         each = []
         for member in range(self.num_members):
-            own = utility.rows(slice(member, None, self.num_members)) if self.num_members > 1 else utility
+            own = utility.of_member(member, self.num_members) if self.num_members > 1 else utility
             if self.sigmoid:
-                each.append(functional.sigmoid_log_probs(own)[0].exp())
+                each.append(functional.sigmoid_probs(own))
+            elif self.noise is None and not self.has_posterior:  # no variance
+                each.append(torch.softmax(own.mean, -1))
             else:
                 options = self._prediction_points(num_samples, seed + MEMBER_SEED * member)
                 each.append(functional.softmax_probs(own, **options)[0])

@@ -121,15 +121,16 @@ class Posterior(KeepsPrecision):
 
     def covariance(self, phi: Tensor) -> tuple[Tensor, Factor | None]:
         """Marginal variances (B, K) at phi (B, m), and a factor of the covariance where classes correlate."""
-        self._check_fitted()
+        self.check_fitted()
         return self._covariance(phi)
 
     def covariance_and_contraction(self, phi: Tensor) -> tuple[Tensor, Factor | None, Tensor]:
         """:meth:`covariance` and :meth:`posterior_contraction` at phi (B, m), from one projection of it."""
-        self._check_fitted()
+        self.check_fitted()
         return self._covariance_and_contraction(phi)
 
-    def _check_fitted(self) -> None:
+    def check_fitted(self) -> None:
+        """Raise a :class:`hetsngp.PosteriorNotFittedError` where the posterior is not fitted."""
         if not self.is_filled:  # ``fitted`` is on the device, which a prediction would wait for
             raise PosteriorNotFittedError
 
@@ -138,6 +139,10 @@ class Posterior(KeepsPrecision):
 
     def _covariance_and_contraction(self, phi: Tensor) -> tuple[Tensor, Factor | None, Tensor]:
         return (*self._covariance(phi), self.posterior_contraction(phi))
+
+    def for_tracing(self) -> Posterior:
+        """Posterior of the same predictions, without factorisations and triangular solves."""
+        return self
 
     def posterior_contraction(self, phi: Tensor) -> Tensor:
         """1 − posterior/prior variance of a function observed at the training inputs with unit noise: (B,).
@@ -170,6 +175,36 @@ class NoPosterior(Posterior):
         return phi.new_zeros(phi.shape[0], self.num_classes), None
 
 
+class InvertedPosterior(Posterior):
+    """Copy of an exact, shared or momentum posterior for predictions alone: L⁻¹ in place of L, P = LLᵀ.
+
+    A product takes the place of a triangular solve, which is slow on a GPU and not in ONNX. P − I is positive
+    semidefinite, so ‖L⁻¹‖ ≤ 1 and the product is as accurate.
+    """
+
+    inverse: Tensor
+
+    def __init__(self, posterior: ExactPosterior | SharedPosterior) -> None:
+        super().__init__(posterior.num_classes, posterior.num_features, posterior.link)
+        self.scale = posterior.scale.clone()
+        factor = posterior.cholesky if isinstance(posterior, ExactPosterior) else posterior.precision_factor()
+        self._store(inverse=laplace.inverse_triangle(_wide(factor)).view(-1, *factor.shape[-2:]))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"inverse": (-1, self.num_features, self.num_features)}
+
+    def _covariance(self, phi: Tensor) -> tuple[Tensor, Factor | None]:
+        return self._covariance_and_contraction(phi)[:2]
+
+    def posterior_contraction(self, phi: Tensor) -> Tensor:
+        return self._covariance_and_contraction(phi)[2]
+
+    def _covariance_and_contraction(self, phi: Tensor) -> tuple[Tensor, Factor | None, Tensor]:
+        variance = (self.inverse.to(phi) @ phi.mT).square().sum(-2).mT  # (B, K), or (B, 1) of all classes
+        classes = (self.scale.to(phi) * variance).expand(-1, self.num_classes)
+        return classes, None, _contraction(variance.amin(-1), phi)
+
+
 class ExactPosterior(Posterior):
     """Eq. (5): P_c = I + Σ p_c(1 − p_c)/τ² φφᵀ, one precision a class, no cross-class blocks: K·m² memory.
 
@@ -197,6 +232,9 @@ class ExactPosterior(Posterior):
 
     def _covariance(self, phi: Tensor) -> tuple[Tensor, Factor | None]:
         return self.scale.to(phi) * self._variance(phi), None
+
+    def for_tracing(self) -> Posterior:
+        return InvertedPosterior(self)
 
     def posterior_contraction(self, phi: Tensor) -> Tensor:
         """Contraction of the class with the smallest variance: no precision with unit noise is stored."""
@@ -233,6 +271,9 @@ class SharedPosterior(Posterior):
     def precision_factor(self) -> Tensor:
         """Lower Cholesky factor of the precision: (m, m)."""
         return self.cholesky
+
+    def for_tracing(self) -> Posterior:
+        return InvertedPosterior(self)
 
     def _covariance(self, phi: Tensor) -> tuple[Tensor, Factor | None]:
         return self._of_classes(self._variance(phi)), None

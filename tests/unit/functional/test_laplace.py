@@ -309,6 +309,15 @@ def test_update_posterior_through_the_model() -> None:
     assert (model.predict(x).latent_variance < near).all()  # more data, less variance
 
 
+@pytest.mark.parametrize("num_classes", [2, 3, 10, 300])
+def test_contrast_basis_is_that_of_a_qr_decomposition(num_classes: int) -> None:
+    """Signs too: integration points are in its coordinates, so that predictions of 0.1 stay as they were."""
+    ones, eye = torch.ones(num_classes, 1).double(), torch.eye(num_classes).double()
+    oracle = torch.linalg.qr(torch.cat([ones, eye[:, :-1]], 1)).Q[:, 1:]
+    basis = laplace.contrast_basis(num_classes, oracle)
+    assert torch.allclose(basis, oracle, rtol=0, atol=1e-13)
+
+
 def test_contrast_basis_is_orthonormal_and_blind_to_a_common_shift() -> None:
     basis = laplace.contrast_basis(7, torch.zeros((), dtype=torch.float64))
     assert torch.allclose(basis.mT @ basis, torch.eye(6, dtype=torch.float64), atol=1e-12)

@@ -9,7 +9,11 @@ import torch
 from scipy import integrate, special
 
 from hetsngp.functional import quadrature
-from hetsngp.functional.quadrature import expected_log_sigmoid, log_expected_sigmoid, normal_nodes
+from hetsngp.functional.quadrature import (
+    expected_log_sigmoid,
+    expected_sigmoid,
+    log_expected_sigmoid,
+)
 
 # −140 lies between −s² and −s²/2 for s = 12: there only the tilted rule is accurate.
 MEANS = [-300.0, -140.0, -40.0, -5.0, -0.3, 0.0, 2.0, 25.0]
@@ -41,6 +45,19 @@ def test_against_adaptive_quadrature(kind: str, dtype: torch.dtype, rtol: float)
             got = float(fn(torch.tensor(m, dtype=dtype), torch.tensor(s * s, dtype=dtype)))
             want = oracle(m, s, kind)
             assert got == pytest.approx(want, rel=rtol, abs=rtol), (m, s)
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-13), (torch.float32, 3e-7)])
+def test_the_probability_alone(dtype: torch.dtype, atol: float) -> None:
+    """The same expectation in all elements at once, so that both rules take part."""
+    mean, std = (
+        torch.cartesian_prod(*(torch.tensor(t, dtype=torch.float64) for t in (MEANS, STDS)))
+        .to(dtype)
+        .unbind(1)
+    )
+    got = expected_sigmoid(mean, std.square())
+    want = [math.exp(oracle(m, s, "log_mean")) for m in MEANS for s in STDS]
+    assert got.tolist() == pytest.approx(want, rel=0, abs=atol)
 
 
 @pytest.mark.parametrize("fn", [log_expected_sigmoid, expected_log_sigmoid])
@@ -104,9 +121,3 @@ def test_no_more_than_a_piece_is_worked_on_at_a_time(monkeypatch: pytest.MonkeyP
     log_expected_sigmoid(mean, torch.ones_like(mean))
     assert sum(sizes) == mean.numel()
     assert max(sizes) <= quadrature.PIECE // 128
-
-
-def test_normal_nodes_integrate_polynomials() -> None:
-    z, w = normal_nodes(like=torch.zeros((), dtype=torch.float64))
-    moments = [float((w * z**k).sum()) for k in (0, 2, 4, 6)]
-    assert moments == pytest.approx([1, 1, 3, 15], rel=1e-9)

@@ -12,6 +12,7 @@ from tests.reference import oracles
 from hetsngp.functional import uncertainty
 from hetsngp.functional.laplace import contrast_basis
 from hetsngp.functional.link import CONTRAST_CLASSES, softmax_probs
+from hetsngp.functional.quadrature import log_expected_sigmoid
 from hetsngp.functional.uncertainty import (
     binary_entropy,
     entropy,
@@ -156,6 +157,35 @@ def test_sigmoid_split_against_a_grid() -> None:
     rounded = probs + 1e-6 * (0.5 - probs)
     assert (sigmoid_model_uncertainty(mean, torch.zeros_like(latent), label, rounded) == 0).all()
     assert torch.allclose(binary_entropy(torch.tensor([[0.5, 0.5]])), torch.tensor([2 * math.log(2)]))
+
+
+def fine_split(
+    mean: torch.Tensor, std: torch.Tensor, noise: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """E σ(u), and I(y; f) by 1,153 nodes over f in float64: (n,) each."""
+    z = torch.arange(-9, 9 + 1e-9, 1 / 64, dtype=torch.float64).unsqueeze(1)
+    f, weight = mean + std * z, torch.softmax(-0.5 * z.square(), 0)
+    entropies = sum(torch.special.entr(log_expected_sigmoid(s * f, noise.square()).exp()) for s in (1, -1))
+    yes, no = (log_expected_sigmoid(s * mean, std.square() + noise.square()).exp() for s in (1, -1))
+    total = torch.special.entr(yes) + torch.special.entr(no)
+    return yes, total - (weight * entropies).sum(0)
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-6), (torch.float32, 5e-6)])
+def test_sigmoid_split_of_any_width_against_many_nodes(dtype: torch.dtype, atol: float) -> None:
+    """The nodes are as many for a logit that hardly varies as for one that is anywhere."""
+    means = torch.tensor([0.0, 0.3, 2.0, 8.0, 15.0, 40.0, -3.0, -20.0], dtype=torch.float64)
+    stds = torch.tensor([1e-3, 0.1, 0.7, 1.5, 2.4, 5.0, 12.0, 40.0], dtype=torch.float64)
+    noises = torch.tensor([0.0, 0.1, 1.0, 1.6, 5.0, 20.0], dtype=torch.float64)
+    mean, std, noise = torch.cartesian_prod(means, stds, noises).unbind(1)
+    yes, want = fine_split(mean, std, noise)
+    columns = [t.to(dtype).unsqueeze(1) for t in (mean, std.square(), noise.square(), yes)]
+    assert (sigmoid_model_uncertainty(*columns).double() - want).abs().max() <= atol
+    clear = noise == 0
+    known = [t[clear] for t in columns]
+    got = sigmoid_model_uncertainty(known[0], known[1], None, known[3])
+    assert (got.double() - want[clear]).abs().max() <= atol
+    assert want.max() > 0.5
 
 
 @pytest.mark.parametrize(("classes", "outer"), [(3, 512), (20, 256), (100, 64), (1000, 32)])
