@@ -185,15 +185,30 @@ class _Noise:
 def _noisy(latent: UtilityNormal, noise: UtilityNormal, seed: int, members: int) -> Tensor:
     """I(y; f) = H(E_f p(f)) − E_f H(p(f)), both at the same points of the noise: (B,)."""
     batch, classes = latent.mean.shape
-    outer = min(max(OUTER_LOGITS // classes, FEWEST_OUTER), MOST_OUTER)
-    outer = max((1 << (outer.bit_length() - 1)) // members, _TOGETHER)
+    outer = max(num_outer(classes) // members, FEWEST_OUTER // 2)
     given = _Noise(noise, seed + 1)
-    size = batch if given.memory is None else chunk_of_rows(noise.var, _TOGETHER * given.elements() * classes)
-    starts = [slice(None)] if given.memory is None else [slice(i, i + size) for i in range(0, batch, size)]
-    return torch.cat([_noisy_rows(latent.rows(rows), given, rows, outer, seed) for rows in starts])
+    elements = given.elements() * classes
+    if given.memory is None:
+        return _noisy_rows(latent, given, slice(None), outer, seed, _TOGETHER)
+    size = chunk_of_rows(noise.var, elements)
+    together = max(1, chunk_of_rows(noise.var, size * elements))
+    blocks = (slice(start, start + size) for start in range(0, batch, size))
+    return torch.cat([_noisy_rows(latent.rows(rows), given, rows, outer, seed, together) for rows in blocks])
 
 
-def _noisy_rows(latent: UtilityNormal, given: _Noise, rows: slice, outer: int, seed: int) -> Tensor:
+def num_outer(num_classes: int) -> int:
+    """Number of points f, a power of two.
+
+    >>> num_outer(3), num_outer(1000)
+    (64, 32)
+    """
+    wanted = min(max(OUTER_LOGITS // num_classes, FEWEST_OUTER), MOST_OUTER)
+    return 1 << (wanted.bit_length() - 1)
+
+
+def _noisy_rows(
+    latent: UtilityNormal, given: _Noise, rows: slice, outer: int, seed: int, together: int
+) -> Tensor:
     mean = latent.mean
     correlated, independent, var = _outer_draws(latent, outer, seed)
     centre, slope = given.centre(mean, rows)
@@ -201,10 +216,9 @@ def _noisy_rows(latent: UtilityNormal, given: _Noise, rows: slice, outer: int, s
     slope = (slope / (1 + math.pi / 8 * given.total[rows]).sqrt()).sqrt()
     surrogate = torch.softmax(centre.log().unsqueeze(1) + slope.unsqueeze(1) * independent, -1)
     _, exact = probs_and_entropy(centre.log(), slope.square() * var)
-    found = [
-        _debiased(given.halves(mean.unsqueeze(1) + part, rows)) for part in correlated.split(_TOGETHER, 1)
-    ]
-    given_f = exact + (torch.cat(found, 1) - entropy(surrogate)).mean(1)
+    pieces = (mean.unsqueeze(1) + correlated).split(together, 1)
+    found = torch.cat([_debiased(given.halves(f, rows)) for f in pieces], 1)
+    given_f = exact + (found - entropy(surrogate)).mean(1)
     return _debiased(_mean_halves(mean, var, given, rows)) - given_f
 
 
