@@ -56,7 +56,7 @@ PREDICTED_LOGITS, FEWEST_POINTS, MOST_POINTS = 2**13, 128, 512
 WIDE_RANK, SAMPLED = 64, 8
 # Part of the gradient of log p(y) by which the points of a label's loss are moved, about that of Laplace's
 # method, and the longest move.
-TOWARDS, LONGEST = 0.6, 3.0
+TOWARDS, LONGEST = 0.6, 1.25
 # Points that a row is computed at together.
 _TOGETHER = 32
 # Draws of the differences that the correlations of a posterior make: times the classes, and their least and
