@@ -56,7 +56,7 @@ PREDICTED_LOGITS, FEWEST_POINTS, MOST_POINTS = 2**13, 128, 512
 WIDE_RANK, SAMPLED = 64, 8
 # Part of the gradient of log p(y) by which the points of a label's loss are moved, about that of Laplace's
 # method, and the longest move.
-TOWARDS, LONGEST = 0.6, 3.0
+TOWARDS, LONGEST = 0.6, 1.25
 # Points that a row is computed at together.
 _TOGETHER = 32
 # Draws of the differences that the correlations of a posterior make: times the classes, and their least and
@@ -121,14 +121,13 @@ def num_points(utility: UtilityNormal, num_samples: int | None, sampler: str, me
     return count * SAMPLED if is_sampled(rest, sampler) else count
 
 
-def correlated_draws(contrasts: Factor, count: int, seed: int) -> tuple[Tensor, Tensor]:
+def correlated_draws(contrasts: Factor, eps: Tensor) -> tuple[Tensor, Tensor]:
     """Draws of mean zero with the covariance of the contrasts, and with its diagonal alone: (B, S, K) each.
 
-    From the same points: Σ^{1/2}ε and diag(Σ)^{1/2}ε, as near to each other as Σ is to its diagonal.
+    From the same points ε (S, K): Σ^{1/2}ε and diag(Σ)^{1/2}ε, as near to each other as Σ is to its diagonal.
     """
     basis, column = contrasts.basis, contrasts.column
     assert column is not None
-    eps = constant_points(count, len(basis), seed + 2, column)
     correlated = ((eps @ basis) * column.unsqueeze(1)) @ basis.mT
     return correlated, _diagonal(contrasts).sqrt().unsqueeze(1) * eps
 
@@ -155,9 +154,10 @@ def integrated_softmax(
     if contrasts is None:
         return probs, given
     pieces, count = [], num_samples or num_draws(utility.mean.shape[-1])
+    eps = constant_points(count, utility.mean.shape[-1], seed + 2, utility.mean)
     for rows in row_chunks(rest.mean, count):
         part = contrasts.map(lambda t, rows=rows: t[rows])  # type: ignore[misc]
-        draws = correlated_draws(part, count, seed)
+        draws = correlated_draws(part, eps)
         pieces.append(_mean_change(rest.mean[rows].unsqueeze(1), *draws, entropy))
     change, more = (torch.cat(each) for each in zip(*pieces, strict=True))
     return (probs + change).clamp_min(0), given + more
@@ -409,14 +409,16 @@ def _change_by_correlations(
     count = num_draws(classes)
     form = rest.form
     assert form is not None
-    eps = constant_points(count, form.rank + classes, seed + 1, utility.mean)
+    # One sequence for all: two, of whatever seeds, correlate point by point.
+    eps = constant_points(count, form.rank + 2 * classes, seed + 1, utility.mean)
+    of_factor, of_diagonal, of_contrasts = eps.split([form.rank, classes, classes], 1)
     pieces = []
     for rows in row_chunks(rest.mean, count):
         part = utility.rows(rows)
         others = rest.rows(rows).form
         assert others is not None
-        noise = part.mean.unsqueeze(1) + part.var.sqrt().unsqueeze(1) * eps[:, form.rank :]
-        noise = noise + others.matmul(eps[:, : form.rank])
-        draws = correlated_draws(contrasts.map(lambda t, rows=rows: t[rows]), count, seed)  # type: ignore[misc]
+        noise = part.mean.unsqueeze(1) + part.var.sqrt().unsqueeze(1) * of_diagonal
+        noise = noise + others.matmul(of_factor)
+        draws = correlated_draws(contrasts.map(lambda t, rows=rows: t[rows]), of_contrasts)  # type: ignore[misc]
         pieces.append(_mean_change(noise, *draws, entropy=False)[0])
     return torch.cat(pieces)

@@ -231,14 +231,16 @@ def _outer_draws(latent: UtilityNormal, outer: int, seed: int) -> tuple[Tensor, 
     """f − μ in antithetic pairs, with its covariance and with its variances alone: (B, M, K) each, (B, K)."""
     rest, contrasts = separated(latent)
     classes = latent.mean.shape[-1]
+    # One sequence for all: two, of whatever seeds, correlate point by point.
+    rank = 0 if rest.form is None else rest.form.rank
+    points = constant_points(outer // 2, classes + rank, seed + 2, latent.mean)
+    eps, shared = points.split([classes, rank], 1)
     if contrasts is not None and rest.form is None:
-        draws, var = correlated_draws(contrasts, outer // 2, seed), rest.var
+        draws, var = correlated_draws(contrasts, eps), rest.var
     else:
         var = latent.marginal_variance()
-        eps = constant_points(outer // 2, classes, seed + 2, latent.mean)
         independent = correlated = var.sqrt().unsqueeze(1) * eps
         if rest.form is not None:
-            shared = constant_points(outer // 2, rest.form.rank, seed + 3, latent.mean)
             correlated = rest.var.sqrt().unsqueeze(1) * eps + rest.form.matmul(shared)
         draws = correlated, independent
     correlated, independent = (torch.cat([part, -part], 1) for part in draws)
