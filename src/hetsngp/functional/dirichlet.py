@@ -114,7 +114,7 @@ def differential_entropy(alpha: Tensor) -> Tensor:
 
 
 def uncertain_cross_entropy(alpha: Tensor, y: Tensor) -> Tensor:
-    """E[−log p_y] = ψ(α₀) − ψ(α_y): alpha (B, K), class numbers y (B,) → (B,); its mean for soft targets (B, K).
+    """E[−log p_y] = ψ(α₀) − ψ(α_y): alpha (B, K), labels y (B,) → (B,); of soft targets (B, K) its mean.
 
     >>> uncertain_cross_entropy(torch.tensor([[1.0, 2.0], [1e8, 1.0]]), torch.tensor([0, 0]))
     tensor([1.5000e+00, 1.0000e-08])

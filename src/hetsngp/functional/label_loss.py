@@ -76,8 +76,8 @@ class LabelNLL(torch.autograd.Function):
     −log Σ_s w_s E softmax(mean + Fε_s + σ ⊙ ε′)_y: (B,).
 
     The gradient in F is a mean of two estimates: along the path, E[g εᵀ] with the gradient g of log p in the
-    mean, and by Price's theorem, E[H] F with the Hessian H of p over p. The second has far less variance where
-    the noise of F is mild; where it is wide the errors of both are opposed.
+    mean, and by Price's theorem, E[H] F with the Hessian H of p over p. The second has far less variance
+    where the noise of F is mild; where it is wide the errors of both are opposed.
     """
 
     @staticmethod

@@ -1,11 +1,11 @@
 """From the Gaussian over logits to probabilities, Eq. (6): E softmax(u/τ) or E σ(u/τ).
 
-The diagonal of the covariance is integrated in one dimension (:mod:`hetsngp.functional.integration`), and only
-the coordinates of the factor take points: a fixed number of quasi-random ones. The Kronecker posterior has a
-factor of rank K − 1 whose covariance is almost diagonal: its diagonal is integrated, and the effect of the
-correlations is a mean of differences, between correlated and independent draws from the same points. The loss
-of a label moves the points towards those that make the label probable, and weights them. A factor of more
-columns than a few dozen, as noise on features has, and ``sampler="mc"`` take points in all coordinates.
+The diagonal of the covariance is integrated in one dimension (:mod:`hetsngp.functional.integration`), and
+only the coordinates of the factor take points: a fixed number of quasi-random ones. The Kronecker posterior
+has a factor of rank K − 1 whose covariance is almost diagonal: its diagonal is integrated, and the effect of
+the correlations is a mean of differences, between correlated and independent draws from the same points. The
+loss of a label moves the points towards those that make the label probable, and weights them. A factor of
+more columns than a few dozen, as noise on features has, and ``sampler="mc"`` take points in all coordinates.
 
 With two classes only the difference of the logits matters, and with the sigmoid only the marginal variance of
 each logit: both integrals are one-dimensional and computed by quadrature.
@@ -44,16 +44,17 @@ from hetsngp.functional.sampling import (
 )
 from hetsngp.types import Factor, FactorSum, UtilityNormal, join_factors
 
-# Error of a probability from the default number of points: that of the largest of K is below it for nearly all
-# inputs (benchmarks/split.py).
+# Error of a probability from the default number of points, about (benchmarks/split.py).
 TARGET_ERROR = 0.005
-# Points of the factor's coordinates in training, where errors average over batches and steps, and for held-out
-# data; and of targets that are no labels.
+# Points of the factor's coordinates in training, where errors average over batches and steps, for held-out
+# data, and of targets that are no labels.
 TRAINING_POINTS, EVALUATION_POINTS, SOFT_POINTS = 4, 32, 16
-# Points of predictions: times the classes, and their least and largest number.
-PREDICTED_LOGITS, FEWEST_POINTS, MOST_POINTS = 2**13, 128, 512
+# Points of predictions: few classes, and very many, whose probabilities are small, need fewer.
+PREDICTION_POINTS, MOST_PREDICTION_POINTS, FEW_CLASSES, MANY_CLASSES = 128, 256, 32, 512
 # A factor of more columns takes points in all coordinates: so many for each point that they replace.
 WIDE_RANK, SAMPLED = 64, 8
+# Elements of a factor (B, K, R) up to which it is written out for the loss of a label.
+DENSE_LIMIT = 2**24
 # Part of the gradient of log p(y) by which the points of a label's loss are moved, about that of Laplace's
 # method, and the longest move.
 TOWARDS, LONGEST = 0.6, 1.25
@@ -62,8 +63,6 @@ _TOGETHER = 32
 # Draws of the differences that the correlations of a posterior make: times the classes, and their least and
 # largest number. Few classes may be far from independent, and cost little.
 CORRELATED_LOGITS, FEWEST_DRAWS, MOST_DRAWS = 2**13, 64, 2048
-# Up to this many classes a softmax is computed with the class as its first dimension.
-FEW_CLASSES = 32
 
 
 def separated(utility: UtilityNormal) -> tuple[UtilityNormal, Factor | None]:
@@ -99,13 +98,12 @@ def num_draws(num_classes: int) -> int:
 
 
 def num_factor_points(num_classes: int) -> int:
-    """Number of points of a prediction, a power of two.
+    """Number of points of a prediction.
 
-    >>> num_factor_points(3), num_factor_points(32), num_factor_points(1000)
-    (512, 256, 128)
+    >>> num_factor_points(3), num_factor_points(100), num_factor_points(1000)
+    (128, 256, 128)
     """
-    wanted = min(max(PREDICTED_LOGITS // num_classes, FEWEST_POINTS), MOST_POINTS)
-    return 1 << (wanted.bit_length() - 1)
+    return MOST_PREDICTION_POINTS if FEW_CLASSES < num_classes < MANY_CLASSES else PREDICTION_POINTS
 
 
 def num_points(utility: UtilityNormal, num_samples: int | None, sampler: str, members: int = 1) -> int:
@@ -269,7 +267,8 @@ def softmax_nll(
     """
     options = {"generator": generator, "seed": seed, "decorrelate": decorrelate, "part": part}
     soft, classes = y.dim() == 2, utility.mean.shape[-1]
-    sampled = sampler != "sobol" or (soft and is_sampled(utility, sampler))
+    wide = is_sampled(utility, sampler) and (soft or _too_large(utility))
+    sampled = sampler != "sobol" or wide
     if sampled or classes == 2 or likelihood == "mean_log":
         count = num_samples or (TRAINING_POINTS if likelihood == "mean_log" else SOFT_POINTS)
         count = count * SAMPLED if sampled and num_samples is None else count
@@ -294,6 +293,12 @@ def softmax_nll(
         factor = rest.form.dense().expand(len(y), -1, -1)
     nll = LabelNLL.apply(rest.mean, rest.var, factor, y, eps, log_weight, diagonal)
     return nll
+
+
+def _too_large(utility: UtilityNormal) -> bool:
+    """Whether the factor is not written out for the loss of a label."""
+    form = utility.form
+    return form is not None and utility.mean.numel() * form.rank > DENSE_LIMIT
 
 
 @torch.no_grad()
@@ -404,7 +409,7 @@ def _given_points(utility: UtilityNormal, count: int, seed: int) -> Tensor:
 def _change_by_correlations(
     utility: UtilityNormal, rest: UtilityNormal, contrasts: Factor, seed: int
 ) -> Tensor:
-    """What the correlations of contrasts change of E softmax(u), in the presence of another factor: (B, K)."""
+    """What the correlations of contrasts change of E softmax(u) beside another factor: (B, K)."""
     classes = utility.mean.shape[-1]
     count = num_draws(classes)
     form = rest.form

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from hetsngp.functional.integration import (
     COARSE_DEGREE,
-    ROUGH,
     Curves,
+    Grid,
     Memory,
     Rates,
     chunk_of_rows,
@@ -28,6 +28,7 @@ from hetsngp.functional.integration import (
     within_table,
 )
 from hetsngp.functional.link import (
+    MANY_CLASSES,
     WIDE_RANK,
     correlated_draws,
     difference,
@@ -40,10 +41,11 @@ from hetsngp.functional.quadrature import expected_sigmoid
 from hetsngp.functional.sampling import constant_points, sample
 from hetsngp.types import Prediction, UtilityNormal, join_factors
 
-# Points f: times the classes, and their least and largest number; and points of the noise's factor, or of all
-# its coordinates where those are sampled.
+# Points f: times the classes, and their least and largest number; points of the noise's factor, fewer from
+# MANY_CLASSES on, and of all its coordinates where those are sampled. Nodes of the integral at each.
 OUTER_LOGITS, FEWEST_OUTER, MOST_OUTER = 2**12, 32, 64
-INNER, INNER_SAMPLED = 16, 256
+INNER, INNER_MANY, INNER_SAMPLED = 32, 16, 512
+SPARSE = Grid(nodes=3, low=-4.0, high=1.4, steps=1, first=2.0)
 # Points f that are computed together.
 _TOGETHER = 16
 # Nodes of the integral over one logit; the size of a logit from which its entropy is negligible (3e-7), and
@@ -78,7 +80,6 @@ class Split(NamedTuple):
     """Number of points of ``probs``."""
 
 
-@torch.no_grad()
 def softmax_split(
     latent: UtilityNormal,
     noise: UtilityNormal | None,
@@ -137,63 +138,76 @@ class _Noise:
 
     def __init__(self, noise: UtilityNormal, seed: int) -> None:
         form = noise.form
-        self.sampled = form is not None and form.rank > WIDE_RANK
-        if self.sampled:
-            self.shifts = sample(noise, INNER_SAMPLED, seed=seed)  # (B, N, K)
-        elif form is None:
-            self.shifts = torch.zeros_like(noise.mean).unsqueeze(1).expand(-1, 2, -1)
-        else:
-            shifts = form.matmul(constant_points(INNER, form.rank, seed, noise.mean))
-            self.shifts = shifts.expand(len(noise.mean), -1, -1)
         self.var, self.total = noise.var, noise.marginal_variance()
-        _, std, self.shrink = within_table(noise.var, noise.var)
-        self.curves = None if self.sampled else Curves.of(std, COARSE_DEGREE, residual=False)
+        self.shifts = torch.zeros_like(noise.mean).unsqueeze(1).expand(-1, 2, -1)  # (B, N, K)
+        if _is_sampled(noise):
+            self.shifts = sample(noise, INNER_SAMPLED, seed=seed)
+        elif form is not None:
+            shifts = form.matmul(constant_points(_num_inner(noise), form.rank, seed, noise.mean))
+            self.shifts = shifts.expand(noise.mean.shape[0], -1, -1)
+        _, std, shrink = within_table(noise.var, noise.var)
+        self.shrink = shrink.unsqueeze(-1)
+        self.curves = None if _is_sampled(noise) else Curves.of(std, COARSE_DEGREE, residual=False)
         self.memory = Memory.of(noise.var)
 
-    def elements(self) -> int:
-        """Numbers for each f and class."""
-        return self.shifts.shape[1] * (1 if self.sampled else ROUGH.nodes)
-
-    def halves(self, f: Tensor, rows: slice) -> Tensor:
-        """p(f) of several f each, by each half of the points: (b, M, K) → (b, M, 2, K)."""
-        shifts, count = self.shifts[rows], f.shape[1]
+    def halves(self, f: Tensor) -> Tensor:
+        """p(f) of several f each, by each half of the points: (B, M, K) → (B, M, 2, K)."""
+        count, means = f.shape[1], f.unsqueeze(2) + self.shifts.unsqueeze(1)
         if self.curves is None:
-            means = f.unsqueeze(2) + shifts.unsqueeze(1)
             return torch.softmax(means, -1).unflatten(2, (2, -1)).mean(3)
-        means = (f.unsqueeze(2) + shifts.unsqueeze(1)).flatten(1, 2).mT / self.shrink[rows].unsqueeze(-1)
-        rates = Rates.of(means, self.curves.rows(rows), ROUGH, 1, self.memory, period=shifts.shape[1])
+        means = means.flatten(1, 2).mT / self.shrink
+        rates = Rates.of(means, self.curves, SPARSE, 1, self.memory, period=self.shifts.shape[1])
         return rates.means(rates.rate, 2 * count).unflatten(1, (count, 2))
 
-    def centre(self, mean: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        """p(μ), and E[q(1 − q)]/(p(1 − p)), q = softmax(μ + ε): (b, K) each. The latter is the slope of
+    def centre(self, mean: Tensor) -> tuple[Tensor, Tensor]:
+        """p(μ), and E[q(1 − q)]/(p(1 − p)), q = softmax(μ + ε): (B, K) each. The latter is the slope of
         log p_k in f_k over that of a softmax with the same probabilities.
         """
+        means = mean.unsqueeze(1) + self.shifts
         if self.curves is None:
-            q = torch.softmax(mean.unsqueeze(1) + self.shifts[rows], -1)
+            q = torch.softmax(means, -1)
             probs, within = q.mean(1), (q - q.square()).mean(1)
         else:
-            means = (mean.unsqueeze(1) + self.shifts[rows]).mT / self.shrink[rows].unsqueeze(-1)
-            rates = Rates.of(means, self.curves.rows(rows), ROUGH, 2)
+            rates = Rates.of(means.mT / self.shrink, self.curves, SPARSE, 2)
             _, slope, bend = rates.log_hazard
             probs = rates.mean(rates.rate)
-            within = rates.mean(rates.rate * (slope + bend / slope - rates.rate)) / self.shrink[rows]
+            within = rates.mean(rates.rate * (slope + bend / slope - rates.rate)) / self.shrink.squeeze(-1)
         info = torch.finfo(probs.dtype)
         slope = within / (probs * (1 - probs)).clamp_min(info.eps * probs + info.tiny)
         return probs.clamp_min(info.tiny), slope.clamp(0, 1)
 
+    def mean_halves(self, mean: Tensor, var: Tensor) -> Tensor:
+        """E_f p(f) for independent f_k ~ N(mean_k, var_k), by each half of the points: (B, 2, K)."""
+        own = var if self.curves is None else var + self.var
+        means, std, _ = within_table((mean.unsqueeze(1) + self.shifts).mT, own)
+        rates = Rates.of(means, Curves.of(std, COARSE_DEGREE, residual=False), SPARSE)
+        return rates.means(rates.rate, 2)
 
+
+def _is_sampled(noise: UtilityNormal) -> bool:
+    return noise.form is not None and noise.form.rank > WIDE_RANK
+
+
+def _num_inner(noise: UtilityNormal) -> int:
+    return INNER if noise.mean.shape[-1] < MANY_CLASSES else INNER_MANY
+
+
+@torch.no_grad()
 def _noisy(latent: UtilityNormal, noise: UtilityNormal, seed: int, members: int) -> Tensor:
     """I(y; f) = H(E_f p(f)) − E_f H(p(f)), both at the same points of the noise: (B,)."""
     batch, classes = latent.mean.shape
     outer = max(num_outer(classes) // members, FEWEST_OUTER // 2)
-    given = _Noise(noise, seed + 1)
-    elements = given.elements() * classes
-    if given.memory is None:
-        return _noisy_rows(latent, given, slice(None), outer, seed, _TOGETHER)
+    if torch.compiler.is_compiling():
+        return _noisy_rows(latent, _Noise(noise, seed + 1), outer, seed, _TOGETHER)
+    elements = classes * (INNER_SAMPLED if _is_sampled(noise) else _num_inner(noise) * SPARSE.nodes)
     size = chunk_of_rows(noise.var, elements)
-    together = max(1, chunk_of_rows(noise.var, size * elements))
-    blocks = (slice(start, start + size) for start in range(0, batch, size))
-    return torch.cat([_noisy_rows(latent.rows(rows), given, rows, outer, seed, together) for rows in blocks])
+    together = chunk_of_rows(noise.var, size * elements)
+    found = []
+    for start in range(0, batch, size):
+        rows = slice(start, start + size)
+        given = _Noise(noise.rows(rows), seed + 1)
+        found.append(_noisy_rows(latent.rows(rows), given, outer, seed, together))
+    return torch.cat(found)
 
 
 def num_outer(num_classes: int) -> int:
@@ -206,20 +220,18 @@ def num_outer(num_classes: int) -> int:
     return 1 << (wanted.bit_length() - 1)
 
 
-def _noisy_rows(
-    latent: UtilityNormal, given: _Noise, rows: slice, outer: int, seed: int, together: int
-) -> Tensor:
+def _noisy_rows(latent: UtilityNormal, given: _Noise, outer: int, seed: int, together: int) -> Tensor:
     mean = latent.mean
     correlated, independent, var = _outer_draws(latent, outer, seed)
-    centre, slope = given.centre(mean, rows)
-    # At the mean, and on average over wide noise: between them far from the mean.
-    slope = (slope / (1 + math.pi / 8 * given.total[rows]).sqrt()).sqrt()
+    centre, slope = given.centre(mean)
+    # Between that at the mean and that of a probit, which is nearer far from the mean.
+    slope = (slope / (1 + math.pi / 8 * given.total).sqrt()).sqrt()
     surrogate = torch.softmax(centre.log().unsqueeze(1) + slope.unsqueeze(1) * independent, -1)
     _, exact = probs_and_entropy(centre.log(), slope.square() * var)
     pieces = (mean.unsqueeze(1) + correlated).split(together, 1)
-    found = torch.cat([_debiased(given.halves(f, rows)) for f in pieces], 1)
+    found = torch.cat([_debiased(given.halves(f)) for f in pieces], 1)
     given_f = exact + (found - entropy(surrogate)).mean(1)
-    return _debiased(_mean_halves(mean, var, given, rows)) - given_f
+    return _debiased(given.mean_halves(mean, var)) - given_f
 
 
 def _debiased(halves: Tensor) -> Tensor:
@@ -245,14 +257,6 @@ def _outer_draws(latent: UtilityNormal, outer: int, seed: int) -> tuple[Tensor, 
         draws = correlated, independent
     correlated, independent = (torch.cat([part, -part], 1) for part in draws)
     return correlated, independent, var
-
-
-def _mean_halves(mean: Tensor, var: Tensor, given: _Noise, rows: slice) -> Tensor:
-    """E_f p(f) by each half of the points of the noise: (b, 2, K)."""
-    own = torch.zeros_like(var) if given.sampled else given.var[rows]
-    means, std, _ = within_table((mean.unsqueeze(1) + given.shifts[rows]).mT, var + own)
-    rates = Rates.of(means, Curves.of(std, COARSE_DEGREE, residual=False), ROUGH)
-    return rates.means(rates.rate, 2)
 
 
 # --- one logit at a time ---------------------------------------------------------------------------------

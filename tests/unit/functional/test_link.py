@@ -255,7 +255,6 @@ def test_estimates_are_unbiased(sampler: str, monkeypatch: pytest.MonkeyPatch) -
     assert draws.std(0).max() > 0.005
 
 
-@pytest.mark.xfail(strict=True, reason="two Sobol sequences correlate point by point")
 def test_draws_of_contrasts_do_not_depend_on_those_of_noise() -> None:
     """Three classes, correlated beside mild noise: two thousand draws leave an error far below the target."""
     u, factor = utility(40, 3, 2, "mild", seed=1), contrasts(40, 3, 1.0)

@@ -302,10 +302,7 @@ def test_the_mean_over_members_against_a_nested_reference() -> None:
     [
         "plain",
         "contrasts",
-        pytest.param(
-            "factor",
-            marks=pytest.mark.xfail(strict=True, reason="two Sobol sequences correlate point by point"),
-        ),
+        "factor",
     ],
 )
 def test_outer_draws_have_the_covariance_of_f(kind: str) -> None:

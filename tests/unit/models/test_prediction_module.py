@@ -44,12 +44,6 @@ FAST = {
     "mimo-softmax-3",
 }
 
-sampled_noise = pytest.mark.xfail(
-    strict=True,
-    reason="the softmax of noisy logits of three classes or more takes points until an error is met",
-)
-
-
 def labels(count: int, num_classes: int, link: str) -> Tensor:
     y = torch.arange(count) % num_classes
     return nn.functional.one_hot(y, num_classes) if link == "sigmoid" else y
@@ -110,8 +104,6 @@ def combinations() -> Iterator[Any]:
                 for posterior in POSTERIOR_TYPES if method in WITH_GP else ("",):
                     name = "-".join(filter(None, (method, link, str(num_classes), posterior)))
                     marks = [] if name in FAST else [pytest.mark.slow]
-                    if method in NOISY and link == "softmax" and num_classes > 2:
-                        marks.append(sampled_noise)
                     yield pytest.param(method, link, num_classes, posterior, marks=marks, id=name)
 
 
