@@ -200,7 +200,7 @@ def _noisy(latent: UtilityNormal, noise: UtilityNormal, seed: int, members: int)
     if torch.compiler.is_compiling():
         return _noisy_rows(latent, _Noise(noise, seed + 1), outer, seed, _TOGETHER)
     elements = classes * (INNER_SAMPLED if _is_sampled(noise) else _num_inner(noise) * SPARSE.nodes)
-    size = chunk_of_rows(noise.var, elements)
+    size = min(batch, chunk_of_rows(noise.var, elements))
     together = chunk_of_rows(noise.var, size * elements)
     found = []
     for start in range(0, batch, size):

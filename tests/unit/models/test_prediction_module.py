@@ -206,7 +206,7 @@ def test_images_through_bounded_convolutions_and_batch_norm() -> None:
 def test_the_first_call_of_all_may_be_an_export(strict: bool) -> None:
     """Constants are cached: none may be made of tensors without values, as tracing has them."""
     model = fitted("sngp", 3)
-    integration._pieces_on.cache_clear()
+    integration._lines_on.cache_clear()
     sampling._constant_points.cache_clear()
     program = exported(model, strict=strict)
     assert sampling._constant_points.cache_info().currsize > 0
