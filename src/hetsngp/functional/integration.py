@@ -275,27 +275,39 @@ def _time_of(log_hazard: Tensor, mean: Tensor, var: Tensor) -> Tensor:
 def _ends(mean: Tensor, curves: Curves, grid: Grid, memory: Memory | None) -> Tensor:
     """Times at which log Λ is ``grid.low`` and ``grid.high``, at several points about: (B, S, 2).
 
-    Newton steps find them for one point, or for the mean of several; the others' differ from these by as much
-    as Chernoff's bound does whose θ is the slope of log Λ at the upper end.
+    Newton steps find them for one point, or for the mean of several; the others' differ from these by about
+    as much as Chernoff's bound does whose θ is the slope of log Λ at the upper end, and one more step. log Λ is
+    concave, so that a step ends too early rather than too late, where rates have no limit.
     """
     centre = mean if mean.shape[2] == 1 else mean.mean(2, keepdim=True)
     wanted = torch.tensor([grid.low, grid.high], device=mean.device, dtype=mean.dtype)
-    # The hazard of one class alone is past the upper end there.
-    latest = ((curves.centre + 1 / curves.scale).squeeze(-1) - centre).amin(1).unsqueeze(-1)
-    time = torch.minimum(_time_of(wanted, centre, curves.var), latest)
+    time = torch.minimum(_time_of(wanted, centre, curves.var), _latest(centre, curves))
     for _ in range(grid.steps):
-        value, slope = curves.log_hazard(centre, time, memory=memory)
-        hazard = torch.exp(value, out=None if memory is None else value)
-        total = hazard.sum(1)
-        tilt = torch.mul(hazard, slope, out=None if memory is None else slope).sum(1) / total
-        time = torch.minimum(time + (wanted - total.log()) / tilt, latest)
+        time, tilt = _newton_step(centre, time, wanted, curves, memory)
     if mean.shape[2] == 1:
         return time
     tilt = tilt[..., 1:]
-    own, middle = (
-        torch.addcmul(0.5 * tilt.square() * curves.var, tilt, m).logsumexp(1) for m in (mean, centre)
-    )
-    return time + ((middle - own) / tilt.squeeze(-1)).unsqueeze(-1)
+    spread = 0.5 * tilt.square() * curves.var
+    own, middle = (torch.addcmul(spread, tilt, m).logsumexp(1) for m in (mean, centre))
+    low, high = (time + ((middle - own) / tilt.squeeze(-1)).unsqueeze(-1)).split(1, -1)
+    high, _ = _newton_step(mean, torch.minimum(high, _latest(mean, curves)), wanted[1:], curves, memory)
+    return torch.cat([low, high], -1)
+
+
+def _latest(mean: Tensor, curves: Curves) -> Tensor:
+    """Time at which the hazard of one class alone is past the upper end: (B, S, 1)."""
+    return ((curves.centre + 1 / curves.scale).squeeze(-1) - mean).amin(1).unsqueeze(-1)
+
+
+def _newton_step(
+    mean: Tensor, time: Tensor, wanted: Tensor, curves: Curves, memory: Memory | None
+) -> tuple[Tensor, Tensor]:
+    """Times (B, S, n) at which log Λ is nearer to ``wanted`` (n,), and its slopes before."""
+    value, slope = curves.log_hazard(mean, time, memory=memory)
+    hazard = torch.exp(value, out=None if memory is None else value)
+    total = hazard.sum(1)
+    tilt = torch.mul(hazard, slope, out=None if memory is None else slope).sum(1) / total
+    return torch.minimum(time + (wanted - total.log()) / tilt, _latest(mean, curves)), tilt
 
 
 @torch.no_grad()

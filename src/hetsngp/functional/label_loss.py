@@ -119,21 +119,11 @@ class LabelNLL(torch.autograd.Function):
 
 
 def _of_label(rates: Rates, label: list[Tensor], log_weight: Tensor) -> tuple[Tensor, Tensor]:
-    """−log p̄(y), and the weight of each node in its derivatives: (B,), (B, S, T).
-
-    The logarithm of a mean over S points has a bias of order 1/S, which 2 log p̄ minus the mean of the two
-    halves' log p̄ does not have.
-    """
+    """−log p̄(y), and the weight of each node in its derivatives: (B,), (B, S, T)."""
     value, slope, *_ = label
     terms = value + (slope / rates.total * rates.weight).log() + log_weight.unsqueeze(-1)
-    log_p = terms.flatten(1).logsumexp(1)
-    weight = torch.exp(terms - log_p[:, None, None])
-    if terms.shape[1] < 4 or terms.shape[1] % 2:
-        return -log_p, weight
-    halves = terms.unflatten(1, (2, -1))
-    log_half = halves.logsumexp((2, 3), keepdim=True)
-    of_half = torch.exp(halves - log_half).flatten(1, 2)
-    return log_half.mean((1, 2, 3)) + math.log(2) - 2 * log_p, 2 * weight - 0.5 * of_half
+    nll = -terms.flatten(1).logsumexp(1)
+    return nll, torch.exp(terms + nll[:, None, None])
 
 
 def _label_gradient(
