@@ -36,7 +36,7 @@ from hetsngp.functional.integration import (
 # E log Z is a mean of t, and needs the ends of its range more than a mean of probabilities does.
 _WIDE = Grid(10, -9.0, 2.2, 2, 1.2)
 # Mean variance of a logit under F at which the path has a quarter of the weight in the gradient of a label.
-_WIDE_SPREAD = 3.0
+_WIDE_SPREAD = 2.0
 
 
 class Diagonal(NamedTuple):
@@ -166,7 +166,7 @@ def _by_factor(
     the gradient in the variances.
     """
     spread = factor.square().sum((1, 2)).div(len(factor[0])).view(-1, 1, 1)
-    along = 0.5 * spread / (spread + _WIDE_SPREAD)
+    along = spread.square() / (spread.square() + _WIDE_SPREAD**2)
     price = (1 - along) / shrink.square().unsqueeze(-1)
     nodes = residual.movedim(1, 3).flatten(1, 2)  # (B, S·T, K)
     points = (along / shrink.unsqueeze(-1) * eps).repeat_interleave(weight.shape[2], 1)
