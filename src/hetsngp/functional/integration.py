@@ -276,8 +276,8 @@ def _ends(mean: Tensor, curves: Curves, grid: Grid, memory: Memory | None) -> Te
     """Times at which log Λ is ``grid.low`` and ``grid.high``, at several points about: (B, S, 2).
 
     Newton steps find them for one point, or for the mean of several; the others' differ from these by about
-    as much as Chernoff's bound does whose θ is the slope of log Λ at the upper end, and one more step. log Λ is
-    concave, so that a step ends too early rather than too late, where rates have no limit.
+    as much as Chernoff's bound does whose θ is the slope of log Λ at the upper end, and one more step there.
+    log Λ is concave, so that it ends too early rather than too late, where rates have no limit.
     """
     centre = mean if mean.shape[2] == 1 else mean.mean(2, keepdim=True)
     wanted = torch.tensor([grid.low, grid.high], device=mean.device, dtype=mean.dtype)

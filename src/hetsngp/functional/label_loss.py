@@ -35,7 +35,7 @@ from hetsngp.functional.integration import (
 
 # E log Z is a mean of t, and needs the ends of its range more than a mean of probabilities does.
 _WIDE = Grid(10, -9.0, 2.2, 2, 1.2)
-# Mean variance of a logit under F at which the path has a quarter of the weight in the gradient of a label.
+# Mean variance of a logit under F at which the path has half of the weight in the gradient of a label.
 _WIDE_SPREAD = 2.0
 
 
@@ -75,9 +75,9 @@ class LabelNLL(torch.autograd.Function):
     """Mean, var (B, K), F (B, K, R) or None, labels y (B,), points ε (B, S, R), log w (B, S) →
     −log Σ_s w_s E softmax(mean + Fε_s + σ ⊙ ε′)_y: (B,).
 
-    The gradient in F is a mean of two estimates: along the path, E[g εᵀ] with the gradient g of log p in the
-    mean, and by Price's theorem, E[H] F with the Hessian H of p over p. The second has far less variance
-    where the noise of F is mild; where it is wide the errors of both are opposed.
+    The gradient in F is along the path where the noise of F is wide, E[g εᵀ] with the gradient g of log p in
+    the mean, and where it is mild by Price's theorem, E[H] F with the Hessian H of p over p: that has far less
+    variance there, and with few points a bias that would widen a wide F further.
     """
 
     @staticmethod
