@@ -76,8 +76,8 @@ class LabelNLL(torch.autograd.Function):
     −log Σ_s w_s E softmax(mean + Fε_s + σ ⊙ ε′)_y: (B,).
 
     The gradient in F is along the path where the noise of F is wide, E[g εᵀ] with the gradient g of log p in
-    the mean, and where it is mild by Price's theorem, E[H] F with the Hessian H of p over p: that has far less
-    variance there, and with few points a bias that would widen a wide F further.
+    the mean, and where it is mild by Price's theorem, E[H] F with the Hessian H of p over p: that has far
+    less variance there, and with few points a bias that would widen a wide F further.
     """
 
     @staticmethod
