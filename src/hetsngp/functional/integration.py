@@ -58,7 +58,7 @@ FINE = Grid(nodes=20, low=-11.0, high=2.4, steps=2, first=0.9)
 COARSE = Grid(nodes=5, low=-6.0, high=2.0, steps=1, first=1.5)
 ROUGH = Grid(nodes=4, low=-4.5, high=1.8, steps=1, first=1.6)
 # Elements of a working chunk on a CPU and on a GPU.
-_CHUNK, _CHUNK_ON_GPU = 2**19, 2**24
+_CHUNK, _CHUNK_ON_GPU = 2**19, 2**26
 
 
 # --- tables ----------------------------------------------------------------------------------------------
