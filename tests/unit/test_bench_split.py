@@ -1,31 +1,18 @@
 """benchmarks/split.py: its reference in closed cases, and the Gaussians that it gives to the package."""
 
-import importlib.util
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
-
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+from tests.scripts import ROOT, load_script
 
 
 @pytest.fixture(scope="module")
-def script() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(FOLDER))  # it imports training_loss
-    try:
-        spec = importlib.util.spec_from_file_location("split", FOLDER / "split.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["split"] = module
-        spec.loader.exec_module(module)
-        yield module
-    finally:
-        sys.path.remove(str(FOLDER))
+def script() -> ModuleType:
+    return load_script("benchmarks/split.py")
 
 
 def test_two_classes_are_one_integral(script: ModuleType) -> None:
@@ -100,7 +87,7 @@ def test_many_classes_have_a_diagonal_covariance(script: ModuleType) -> None:
 
 
 def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(FOLDER.parent / "src"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     monkeypatch.setattr(sys, "argv", ["split.py", *arguments])
     script.main()
 
@@ -127,7 +114,7 @@ def test_heads_of_two_packages(
     monkeypatch.setattr(script, "METHODS", (("hetsngp", "kronecker"),))
     monkeypatch.setattr(script, "HEAD_NOISE", {"4": 4.0})
     sizes = "--classes 4 --inputs 3 --steps 2 --rounds 1 --threads 1 --sizes 64 64 8 4096"
-    arguments = ["--before", str(FOLDER.parent / "src"), "--out", str(tmp_path), *sizes.split()]
+    arguments = ["--before", str(ROOT / "src"), "--out", str(tmp_path), *sizes.split()]
     run(script, monkeypatch, "heads", *arguments)
     assert "| 4 | hetsngp | kronecker | 4 (" in capsys.readouterr().out
     (row,) = json.loads((tmp_path / "split_heads.json").read_text())["heads"]

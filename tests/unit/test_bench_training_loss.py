@@ -1,6 +1,5 @@
 """The references of benchmarks/training_loss.py: closed cases, and one against the other."""
 
-import importlib.util
 import json
 import math
 import sys
@@ -9,19 +8,12 @@ from types import ModuleType
 
 import pytest
 import torch
-
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+from tests.scripts import ROOT, load_script
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("training_loss", FOLDER / "training_loss.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["training_loss"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/training_loss.py")
 
 
 def test_two_classes_are_one_integral(script: ModuleType) -> None:
@@ -92,7 +84,7 @@ def test_errors_are_zero_at_the_truth_and_found_where_they_are(script: ModuleTyp
 def test_it_runs_on_two_packages(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = str(FOLDER.parent / "src")
+    source = str(ROOT / "src")
     sizes = "--classes 12 --sd 1.5 --points 512 --examples 5 --seeds 4 --rounds 1 --repeats 2 --threads 1"
     monkeypatch.setenv("PYTHONPATH", source)
     monkeypatch.setattr(

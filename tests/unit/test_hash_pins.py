@@ -1,6 +1,5 @@
 """The pinned packages have hashes, and an installation of other files is noticed."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.scripts import load_script
 
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "tools" / "hash_pins.py"
@@ -16,12 +16,7 @@ TOOL = ROOT / "tools" / "hash_pins.py"
 
 @pytest.fixture(scope="module")
 def pins() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("hash_pins", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("tools/hash_pins.py")
 
 
 def versions(text: str) -> set[str]:

@@ -1,6 +1,5 @@
 """The teacher of benchmarks/made_noise.py: labels by the law it states, which the student can represent."""
 
-import importlib.util
 import math
 import sys
 from dataclasses import replace
@@ -10,19 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "made_noise.py"
+from tests.scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("made_noise", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["made_noise"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/made_noise.py")
 
 
 @pytest.fixture(scope="module")

@@ -184,8 +184,8 @@ def expected_log_sigmoid(mean: Tensor, var: Tensor) -> Tensor:
 
 
 def expected_sigmoid(mean: Tensor, var: Tensor) -> Tensor:
-    """E σ(x), x ~ N(mean, var), elementwise: of the same rules as :func:`log_expected_sigmoid`, without
-    derivatives and with an absolute error, at a fifth of the cost.
+    """E σ(x), x ~ N(mean, var), elementwise, by the rules of :func:`log_expected_sigmoid`. Cheaper than its
+    exponential: there are no derivatives, and only the absolute error is small.
 
     >>> expected_sigmoid(torch.tensor([0.0, 2.0]), torch.tensor([100.0, 0.0]))
     tensor([0.5000, 0.8808])

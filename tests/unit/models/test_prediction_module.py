@@ -44,6 +44,7 @@ FAST = {
     "mimo-softmax-3",
 }
 
+
 def labels(count: int, num_classes: int, link: str) -> Tensor:
     y = torch.arange(count) % num_classes
     return nn.functional.one_hot(y, num_classes) if link == "sigmoid" else y
