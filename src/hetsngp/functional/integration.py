@@ -57,6 +57,8 @@ FINE = Grid(nodes=20, low=-11.0, high=2.4, steps=2, first=0.9)
 # For each of several points of a factor, over which errors average; and where they average over a batch too.
 COARSE = Grid(nodes=5, low=-6.0, high=2.0, steps=1, first=1.5)
 ROUGH = Grid(nodes=4, low=-4.5, high=1.8, steps=1, first=1.6)
+# For many points and many classes, between which errors average.
+SPARSE = Grid(nodes=3, low=-4.0, high=1.4, steps=1, first=2.0)
 # Elements of a working chunk on a CPU and on a GPU.
 _CHUNK, _CHUNK_ON_GPU = 2**19, 2**26
 
@@ -311,9 +313,7 @@ def _newton_step(
 
 
 @torch.no_grad()
-def place(
-    mean: Tensor, curves: Curves, grid: Grid, memory: Memory | None = None, period: int | None = None
-) -> tuple[Tensor, Tensor]:
+def place(mean: Tensor, curves: Curves, grid: Grid, memory: Memory | None = None) -> tuple[Tensor, Tensor]:
     """Times of the nodes for means (B, K, S), and the logarithms of their distances: (B, S, T) each.
 
     The distances are those of sinh(a·v), v from 0 at the upper end to 1: all equal for a → 0.
@@ -326,7 +326,7 @@ def place(
         a = torch.asinh(growth * a)
     v = torch.linspace(0, 1, grid.nodes, device=mean.device, dtype=mean.dtype)
     # Between the points of a row the nodes are shifted by parts of their distance, so that errors cancel.
-    number = torch.arange(mean.shape[2], device=v.device, dtype=v.dtype) % (period or mean.shape[2])
+    number = torch.arange(mean.shape[2], device=v.device, dtype=v.dtype)
     shift = (number * _GOLDEN + 0.5) % 1 - 0.5
     v = v + shift.unsqueeze(-1) / (grid.nodes - 1)
     part = length / torch.sinh(a)
@@ -350,17 +350,12 @@ class Rates(NamedTuple):
         grid: Grid,
         derivatives: int = 1,
         memory: Memory | None = None,
-        period: int | None = None,
     ) -> Rates:
-        """Hazards for means (B, K, S). With ``memory`` they are overwritten by the next call that has it.
-
-        ``period``: the points come in groups of so many, which are alike in the places of their nodes.
-        """
+        """Hazards for means (B, K, S). With ``memory`` they are overwritten by the next call that has it."""
         if mean.shape[2] * grid.nodes > mean.shape[1]:
-            mean = (
-                mean.contiguous()
-            )  # what broadcasts along points and nodes is then a number in the inner loop
-        time, log_step = place(mean, curves, grid, memory, period)
+            # What broadcasts along points and nodes is then a number in the inner loop.
+            mean = mean.contiguous()
+        time, log_step = place(mean, curves, grid, memory)
         parts = curves.log_hazard(mean, time, derivatives, memory)
         hazard = torch.exp(parts[0], out=_part(memory, "hazard", parts[0].shape))
         summed = hazard.sum(1)
@@ -371,14 +366,8 @@ class Rates(NamedTuple):
 
     def mean(self, values: Tensor) -> Tensor:
         """Mean over points and nodes of values/r: (B, K, S, T) → (B, K)."""
-        return self.means(values, 1).squeeze(1)
-
-    def means(self, values: Tensor, groups: int) -> Tensor:
-        """Mean of values/r over the nodes of each of so many groups of consecutive points: (B, groups, K)."""
-        share = self.weight / (self.total * (self.weight.shape[1] // groups))
-        share = share.flatten(1).unflatten(1, (groups, 1, -1))
-        values = values.movedim(1, 3).flatten(1, 2).unflatten(1, (groups, -1))
-        return (share @ values).squeeze(2)
+        share = (self.weight / (self.total * self.weight.shape[1])).flatten(1).unsqueeze(1)
+        return (share @ values.movedim(1, 3).flatten(1, 2)).squeeze(1)
 
     def entropy(self, curves: Curves, memory: Memory | None = None) -> Tensor:
         """E H(p) of each point: (B, S)."""

@@ -22,6 +22,7 @@ from torch import Tensor
 from hetsngp.functional.integration import (
     COARSE,
     COARSE_DEGREE,
+    SPARSE,
     Curves,
     Memory,
     Rates,
@@ -49,8 +50,10 @@ TARGET_ERROR = 0.005
 # Points of the factor's coordinates in training, where errors average over batches and steps, for held-out
 # data, and of targets that are no labels.
 TRAINING_POINTS, EVALUATION_POINTS, SOFT_POINTS = 4, 32, 16
-# Points of predictions: few classes, and very many, whose probabilities are small, need fewer.
-PREDICTION_POINTS, MOST_PREDICTION_POINTS, FEW_CLASSES, MANY_CLASSES = 128, 256, 32, 512
+# Points of predictions, fewer for very many classes, whose probabilities are small, and numbers of classes
+# from which that is so, from which few nodes at each point are enough, and up to which classes are few.
+PREDICTION_POINTS, PREDICTION_POINTS_MANY = 256, 128
+MANY_CLASSES, SPARSE_CLASSES, FEW_CLASSES = 512, 64, 32
 # A factor of more columns takes points in all coordinates: so many for each point that they replace.
 WIDE_RANK, SAMPLED = 64, 8
 # Elements of a factor (B, K, R) up to which it is written out for the loss of a label.
@@ -58,7 +61,7 @@ DENSE_LIMIT = 2**24
 # Part of the gradient of log p(y) by which the points of a label's loss are moved, about that of Laplace's
 # method, and the longest move.
 TOWARDS, LONGEST = 0.6, 1.25
-# Points that a row is computed at together.
+# Points that a row is computed at together, four times as many of few classes.
 _TOGETHER = 32
 # Draws of the differences that the correlations of a posterior make: times the classes, and their least and
 # largest number. Few classes may be far from independent, and cost little.
@@ -100,10 +103,10 @@ def num_draws(num_classes: int) -> int:
 def num_factor_points(num_classes: int) -> int:
     """Number of points of a prediction.
 
-    >>> num_factor_points(3), num_factor_points(100), num_factor_points(1000)
-    (128, 256, 128)
+    >>> num_factor_points(3), num_factor_points(1000)
+    (256, 128)
     """
-    return MOST_PREDICTION_POINTS if FEW_CLASSES < num_classes < MANY_CLASSES else PREDICTION_POINTS
+    return PREDICTION_POINTS if num_classes < MANY_CLASSES else PREDICTION_POINTS_MANY
 
 
 def num_points(utility: UtilityNormal, num_samples: int | None, sampler: str, members: int = 1) -> int:
@@ -156,12 +159,12 @@ def integrated_softmax(
     for rows in row_chunks(rest.mean, count):
         part = contrasts.map(lambda t, rows=rows: t[rows])  # type: ignore[misc]
         draws = correlated_draws(part, eps)
-        pieces.append(_mean_change(rest.mean[rows].unsqueeze(1), *draws, entropy))
+        pieces.append(mean_change(rest.mean[rows].unsqueeze(1), *draws, entropy))
     change, more = (torch.cat(each) for each in zip(*pieces, strict=True))
     return (probs + change).clamp_min(0), given + more
 
 
-def _mean_change(mean: Tensor, first: Tensor, second: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+def mean_change(mean: Tensor, first: Tensor, second: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
     """Mean of softmax(mean + first) − softmax(mean + second) over draws (B, S, K), (B, K), and of the
     difference of their entropies, (B,), zero without ``entropy``.
     """
@@ -394,13 +397,14 @@ def _given_points(utility: UtilityNormal, count: int, seed: int) -> Tensor:
     eps = constant_points(count, form.rank, seed, utility.mean)
     _, std, shrink = within_table(utility.mean, utility.var)
     curves, memory = Curves.of(std, COARSE_DEGREE, residual=False), Memory.of(std)
-    together = min(count, _TOGETHER)
-    size = batch if memory is None else chunk_of_rows(std, together * COARSE.nodes * classes)
+    together = _TOGETHER if classes > FEW_CLASSES else 4 * _TOGETHER
+    grid = COARSE if classes < SPARSE_CLASSES else SPARSE
+    size = batch if memory is None else chunk_of_rows(std, min(count, together) * grid.nodes * classes)
     pieces = []
     for rows in (slice(i, i + size) for i in range(0, batch, size)) if memory is not None else [slice(None)]:
         part, own, total = utility.rows(rows), curves.rows(rows), torch.zeros_like(utility.mean[rows])
         for points in eps.split(together):
-            rates = Rates.of(point_means(part, points) / shrink[rows].unsqueeze(-1), own, COARSE, 1, memory)
+            rates = Rates.of(point_means(part, points) / shrink[rows].unsqueeze(-1), own, grid, 1, memory)
             total = total + len(points) / count * rates.mean(rates.rate)
         pieces.append(total)
     return torch.cat(pieces)
@@ -425,5 +429,5 @@ def _change_by_correlations(
         noise = part.mean.unsqueeze(1) + part.var.sqrt().unsqueeze(1) * of_diagonal
         noise = noise + others.matmul(of_factor)
         draws = correlated_draws(contrasts.map(lambda t, rows=rows: t[rows]), of_contrasts)  # type: ignore[misc]
-        pieces.append(_mean_change(noise, *draws, entropy=False)[0])
+        pieces.append(mean_change(noise, *draws, entropy=False)[0])
     return torch.cat(pieces)

@@ -270,13 +270,11 @@ def unpack(tensors: list[Tensor | None]) -> tuple[UtilityNormal, Tensor]:
     return UtilityNormal(mean, std, FactorSum(tuple(parts)) if parts else None), std
 
 
-def sample(utility: UtilityNormal, count: int, *, sampler: str = "sobol", seed: int = 0) -> Tensor:
-    """Draws of u at ``count`` integration points, all in memory: (B, count, K)."""
-    rank, diagonal = num_coordinates(utility)
-    eps_factor, eps_diagonal = IntegrationPoints(sampler, rank, diagonal, seed).block(
-        0, count, like=utility.mean
-    )
-    return _draw(utility, utility.var.sqrt(), eps_factor, eps_diagonal).expand(-1, count, -1)
+def sample(utility: UtilityNormal, count: int, *, seed: int = 0) -> Tensor:
+    """Draws of u at quasi-random points of all coordinates, all in memory: (B, count, K)."""
+    rank = 0 if utility.form is None else utility.form.rank
+    eps = constant_points(count, rank + utility.mean.shape[-1], seed, utility.mean)
+    return _draw(utility, utility.var.sqrt(), eps[:, :rank], eps[:, rank:])
 
 
 class StreamedLogSoftmax(torch.autograd.Function):

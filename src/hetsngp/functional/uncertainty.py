@@ -2,14 +2,15 @@
 
 Without label noise y | f is softmax(f), and E_f[H(y | f)] comes from the integral that gives the
 probabilities (:func:`hetsngp.functional.link.integrated_softmax`). With label noise y | f is an average over
-it, p(f) = E_ε softmax(f + ε), and the expectation over f keeps points: few, because only the difference to a
-surrogate is sampled, softmax(log p(μ) + κ ⊙ (f − μ)), whose expectation is known. All f share the points of
-the noise, whose error then cancels in I(y; f) but for a part of order 1/N, which two halves of the points
-remove.
+it, p(f) = E_ε softmax(f + ε), and I(y; f) is estimated from M points f and N points ε, all pairs of which are
+two products of matrices. Only the difference to a surrogate is estimated, softmax(log p(μ) + κ ⊙ (f − μ)),
+whose I(y; f) is known for independent f_k; what their correlations change takes draws of it alone. All f
+share the points of the noise, whose error then cancels but for parts of order 1/N and 1/N².
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,21 +19,16 @@ import torch
 from torch import Tensor
 
 from hetsngp.functional.integration import (
-    COARSE_DEGREE,
-    Curves,
-    Grid,
-    Memory,
-    Rates,
     chunk_of_rows,
     probs_and_entropy,
-    within_table,
 )
 from hetsngp.functional.link import (
     MANY_CLASSES,
-    WIDE_RANK,
     correlated_draws,
     difference,
     integrated_softmax,
+    mean_change,
+    num_draws,
     num_points,
     separated,
     softmax_probs,
@@ -41,13 +37,8 @@ from hetsngp.functional.quadrature import expected_sigmoid
 from hetsngp.functional.sampling import constant_points, sample
 from hetsngp.types import Prediction, UtilityNormal, join_factors
 
-# Points f: times the classes, and their least and largest number; points of the noise's factor, fewer from
-# MANY_CLASSES on, and of all its coordinates where those are sampled. Nodes of the integral at each.
-OUTER_LOGITS, FEWEST_OUTER, MOST_OUTER = 2**12, 32, 64
-INNER, INNER_MANY, INNER_SAMPLED = 32, 16, 512
-SPARSE = Grid(nodes=3, low=-4.0, high=1.4, steps=1, first=2.0)
-# Points f that are computed together.
-_TOGETHER = 16
+# Points f, and their least number; points of the label noise, more from MANY_CLASSES on.
+OUTER, FEWEST_OUTER, INNER, INNER_MANY = 64, 16, 512, 1024
 # Nodes of the integral over one logit; the size of a logit from which its entropy is negligible (3e-7), and
 # the distance from its mean, in standard deviations, from which its density is.
 LOGIT_NODES, CERTAIN, FARTHEST = 48, 18.0, 7.5
@@ -133,110 +124,120 @@ def add(latent: UtilityNormal, noise: UtilityNormal | None) -> UtilityNormal:
 # --- with label noise ------------------------------------------------------------------------------------
 
 
+@torch.no_grad()
+def _noisy(latent: UtilityNormal, noise: UtilityNormal, seed: int, members: int) -> Tensor:
+    """I(y; f) = H(E_f p(f)) − E_f H(p(f)), p(f) = E_ε softmax(f + ε): (B,)."""
+    batch, classes = latent.mean.shape
+    outer, inner = max(OUTER // members, FEWEST_OUTER), num_inner(classes)
+    if torch.compiler.is_compiling():
+        return _noisy_rows(latent, noise, outer, inner, seed)
+    size = chunk_of_rows(latent.mean, inner * classes)
+    parts = (slice(i, i + size) for i in range(0, batch, size))
+    return torch.cat([_noisy_rows(latent.rows(i), noise.rows(i), outer, inner, seed) for i in parts])
+
+
+def num_inner(num_classes: int) -> int:
+    """Number of points of the noise.
+
+    >>> num_inner(3), num_inner(1000)
+    (512, 1024)
+    """
+    return INNER if num_classes < MANY_CLASSES else INNER_MANY
+
+
+def _noisy_rows(latent: UtilityNormal, noise: UtilityNormal, outer: int, inner: int, seed: int) -> Tensor:
+    mean = latent.mean
+    given = _Noise(noise, inner, seed + 1)
+    correlated, _, var = _outer_draws(latent, outer, seed + 2)
+    centre, slope = given.centre(mean)
+    # Between that at the mean and that of a probit, which is nearer far from the mean.
+    slope = (slope / (1 + math.pi / 8 * noise.marginal_variance()).sqrt()).sqrt()
+    start = centre.log()
+    surrogate = torch.softmax(start.unsqueeze(1) + slope.unsqueeze(1) * correlated, -1)
+    found = _Nested.of(given.probs(mean.unsqueeze(1) + correlated))
+    control = _Nested.of(surrogate.unsqueeze(2))
+    probs, given_f = probs_and_entropy(start, slope.square() * var)
+    if latent.form is not None:
+        first, second, _ = _outer_draws(latent, num_draws(mean.shape[-1]), seed + 2)
+        scale = slope.unsqueeze(1)
+        change, more = mean_change(start.unsqueeze(1), scale * first, scale * second, entropy=True)
+        probs, given_f = (probs + change).clamp_min(0), given_f + more
+    return found.information + found.slope(control) * (entropy(probs) - given_f - control.information)
+
+
 class _Noise:
-    """p(f) = E_ε softmax(f + ε), from the same points ε for every f."""
+    """p(f) = E_ε softmax(f + ε) at the same points ε for every f.
 
-    def __init__(self, noise: UtilityNormal, seed: int) -> None:
-        form = noise.form
-        self.var, self.total = noise.var, noise.marginal_variance()
-        self.shifts = torch.zeros_like(noise.mean).unsqueeze(1).expand(-1, 2, -1)  # (B, N, K)
-        if _is_sampled(noise):
-            self.shifts = sample(noise, INNER_SAMPLED, seed=seed)
-        elif form is not None:
-            shifts = form.matmul(constant_points(_num_inner(noise), form.rank, seed, noise.mean))
-            self.shifts = shifts.expand(noise.mean.shape[0], -1, -1)
-        _, std, shrink = within_table(noise.var, noise.var)
-        self.shrink = shrink.unsqueeze(-1)
-        self.curves = None if _is_sampled(noise) else Curves.of(std, COARSE_DEGREE, residual=False)
-        self.memory = Memory.of(noise.var)
+    e^{f + ε} is a product, so that for M points f and N points ε the sums over classes, and those over ε of
+    e^ε over them, are products of matrices.
+    """
 
-    def halves(self, f: Tensor) -> Tensor:
-        """p(f) of several f each, by each half of the points: (B, M, K) → (B, M, 2, K)."""
-        count, means = f.shape[1], f.unsqueeze(2) + self.shifts.unsqueeze(1)
-        if self.curves is None:
-            return torch.softmax(means, -1).unflatten(2, (2, -1)).mean(3)
-        means = means.flatten(1, 2).mT / self.shrink
-        rates = Rates.of(means, self.curves, SPARSE, 1, self.memory, period=self.shifts.shape[1])
-        return rates.means(rates.rate, 2 * count).unflatten(1, (count, 2))
+    def __init__(self, noise: UtilityNormal, count: int, seed: int) -> None:
+        parts = 2 if count == INNER else 4
+        self.exp = _exp(sample(noise, count, seed=seed)).unflatten(1, (parts, -1))  # (B, parts, n, K)
+
+    def probs(self, f: Tensor) -> Tensor:
+        """p(f) by each part of the points: (B, M, K) → (B, M, parts, K)."""
+        exp = _exp(f).unsqueeze(1)
+        share = (exp @ self.exp.mT).reciprocal_()  # (B, parts, M, n)
+        return ((share @ self.exp) * exp / self.exp.shape[2]).transpose(1, 2)
 
     def centre(self, mean: Tensor) -> tuple[Tensor, Tensor]:
         """p(μ), and E[q(1 − q)]/(p(1 − p)), q = softmax(μ + ε): (B, K) each. The latter is the slope of
         log p_k in f_k over that of a softmax with the same probabilities.
         """
-        means = mean.unsqueeze(1) + self.shifts
-        if self.curves is None:
-            q = torch.softmax(means, -1)
-            probs, within = q.mean(1), (q - q.square()).mean(1)
-        else:
-            rates = Rates.of(means.mT / self.shrink, self.curves, SPARSE, 2)
-            _, slope, bend = rates.log_hazard
-            probs = rates.mean(rates.rate)
-            within = rates.mean(rates.rate * (slope + bend / slope - rates.rate)) / self.shrink.squeeze(-1)
+        exp, noise = _exp(mean).unsqueeze(1), self.exp.flatten(1, 2)
+        share = (exp @ noise.mT).reciprocal_()  # (B, 1, N)
+        probs = (share @ noise * exp).squeeze(1) / noise.shape[1]
+        square = (share.square() @ noise.square() * exp.square()).squeeze(1) / noise.shape[1]
         info = torch.finfo(probs.dtype)
-        slope = within / (probs * (1 - probs)).clamp_min(info.eps * probs + info.tiny)
+        slope = (probs - square) / (probs * (1 - probs)).clamp_min(info.eps * probs + info.tiny)
         return probs.clamp_min(info.tiny), slope.clamp(0, 1)
 
-    def mean_halves(self, mean: Tensor, var: Tensor) -> Tensor:
-        """E_f p(f) for independent f_k ~ N(mean_k, var_k), by each half of the points: (B, 2, K)."""
-        own = var if self.curves is None else var + self.var
-        means, std, _ = within_table((mean.unsqueeze(1) + self.shifts).mT, own)
-        rates = Rates.of(means, Curves.of(std, COARSE_DEGREE, residual=False), SPARSE)
-        return rates.means(rates.rate, 2)
+
+def _exp(x: Tensor) -> Tensor:
+    """e^x over the largest of its row, but so large that a product of two, and one over it, is a number."""
+    return (x - x.amax(-1, keepdim=True)).clamp_(0.45 * math.log(torch.finfo(x.dtype).tiny)).exp_()
 
 
-def _is_sampled(noise: UtilityNormal) -> bool:
-    return noise.form is not None and noise.form.rank > WIDE_RANK
+class _Nested(NamedTuple):
+    """Estimate of I(y; f) from p(f) at M points f, in its second half the antithetic ones of the first."""
+
+    information: Tensor
+    """(B,)."""
+    divergence: Tensor
+    """KL divergence of p(f) from their mean, of each antithetic pair: (B, M/2)."""
+
+    @staticmethod
+    def of(probs: Tensor) -> _Nested:
+        """Of probabilities by each part of the points of the noise, (B, M, parts, K).
+
+        The entropy of a mean is too small by a part of order 1/M, which the means of two halves tell.
+        """
+        given_f = _debiased(probs)
+        halves = probs.unflatten(1, (2, 2, -1)).mean((1, 3))  # (B, 2, parts, K)
+        total = 2 * _debiased(halves.mean(1)) - _debiased(halves).mean(1)
+        means = probs.mean(2)
+        log_mean = means.mean(1).clamp_min(torch.finfo(probs.dtype).tiny).log()
+        divergence = -(means @ log_mean.unsqueeze(-1)).squeeze(-1) - given_f
+        return _Nested(total - given_f.mean(1), divergence.unflatten(1, (2, -1)).mean(1))
+
+    def slope(self, control: _Nested) -> Tensor:
+        """Regression of the divergences on those of a control: (B,)."""
+        x = control.divergence - control.divergence.mean(1, keepdim=True)
+        slope = (x * self.divergence).sum(1) / x.square().sum(1).clamp_min(torch.finfo(x.dtype).tiny)
+        return slope.clamp(0, 2)
 
 
-def _num_inner(noise: UtilityNormal) -> int:
-    return INNER if noise.mean.shape[-1] < MANY_CLASSES else INNER_MANY
-
-
-@torch.no_grad()
-def _noisy(latent: UtilityNormal, noise: UtilityNormal, seed: int, members: int) -> Tensor:
-    """I(y; f) = H(E_f p(f)) − E_f H(p(f)), both at the same points of the noise: (B,)."""
-    batch, classes = latent.mean.shape
-    outer = max(num_outer(classes) // members, FEWEST_OUTER // 2)
-    if torch.compiler.is_compiling():
-        return _noisy_rows(latent, _Noise(noise, seed + 1), outer, seed, _TOGETHER)
-    elements = classes * (INNER_SAMPLED if _is_sampled(noise) else _num_inner(noise) * SPARSE.nodes)
-    size = min(batch, chunk_of_rows(noise.var, elements))
-    together = chunk_of_rows(noise.var, size * elements)
-    found = []
-    for start in range(0, batch, size):
-        rows = slice(start, start + size)
-        given = _Noise(noise.rows(rows), seed + 1)
-        found.append(_noisy_rows(latent.rows(rows), given, outer, seed, together))
-    return torch.cat(found)
-
-
-def num_outer(num_classes: int) -> int:
-    """Number of points f, a power of two.
-
-    >>> num_outer(3), num_outer(1000)
-    (64, 32)
+def _debiased(parts: Tensor) -> Tensor:
+    """H of the mean of probabilities by each part of N points, (…, parts, K) → (…): extrapolated from the
+    means over all, halves and quarters of the points, as far as there are parts, to N → ∞.
     """
-    wanted = min(max(OUTER_LOGITS // num_classes, FEWEST_OUTER), MOST_OUTER)
-    return 1 << (wanted.bit_length() - 1)
-
-
-def _noisy_rows(latent: UtilityNormal, given: _Noise, outer: int, seed: int, together: int) -> Tensor:
-    mean = latent.mean
-    correlated, independent, var = _outer_draws(latent, outer, seed)
-    centre, slope = given.centre(mean)
-    # Between that at the mean and that of a probit, which is nearer far from the mean.
-    slope = (slope / (1 + math.pi / 8 * given.total).sqrt()).sqrt()
-    surrogate = torch.softmax(centre.log().unsqueeze(1) + slope.unsqueeze(1) * independent, -1)
-    _, exact = probs_and_entropy(centre.log(), slope.square() * var)
-    pieces = (mean.unsqueeze(1) + correlated).split(together, 1)
-    found = torch.cat([_debiased(given.halves(f)) for f in pieces], 1)
-    given_f = exact + (found - entropy(surrogate)).mean(1)
-    return _debiased(given.mean_halves(mean, var)) - given_f
-
-
-def _debiased(halves: Tensor) -> Tensor:
-    """H(p) of means over points, without its bias of order 1/N, from the means over both halves (…, 2, K)."""
-    return 2 * entropy(halves.mean(-2)) - entropy(halves).mean(-1)
+    counts = [count for count in (1, 2, 4) if count <= parts.shape[-2]]
+    values = [entropy(parts.unflatten(-2, (count, -1)).mean(-2)).mean(-1) for count in counts]
+    for order in range(1, len(counts)):
+        values = [(2**order * more - less) / (2**order - 1) for more, less in itertools.pairwise(values)]
+    return values[0]
 
 
 def _outer_draws(latent: UtilityNormal, outer: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -245,7 +246,7 @@ def _outer_draws(latent: UtilityNormal, outer: int, seed: int) -> tuple[Tensor, 
     classes = latent.mean.shape[-1]
     # One sequence for all: two, of whatever seeds, correlate point by point.
     rank = 0 if rest.form is None else rest.form.rank
-    points = constant_points(outer // 2, classes + rank, seed + 2, latent.mean)
+    points = constant_points(outer // 2, classes + rank, seed, latent.mean)
     eps, shared = points.split([classes, rank], 1)
     if contrasts is not None and rest.form is None:
         draws, var = correlated_draws(contrasts, eps), rest.var
