@@ -337,8 +337,13 @@ def check_class_labels(y: Any, num_classes: int, rows: int) -> Tensor:
 
 def check_targets(y: Any, num_classes: int, rows: int) -> Tensor:
     """Check labels (B,), or soft targets (B, K) that sum to one, for the softmax link."""
-    if not isinstance(y, Tensor) or y.dim() != 2 or not y.is_floating_point():
+    if not isinstance(y, Tensor) or y.dim() != 2:
         return check_class_labels(y, num_classes, rows)
+    if not y.is_floating_point():
+        raise TypeError(
+            f"y has shape {tuple(y.shape)} and dtype {y.dtype}: pass labels, y.argmax(-1), or soft targets, "
+            "y.float(), or build with link='sigmoid' for multi-hot labels"
+        )
     check_plain("y", y)
     if y.shape != (rows, num_classes):
         raise ValueError(

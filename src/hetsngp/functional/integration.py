@@ -55,10 +55,10 @@ class Grid(NamedTuple):
 
 FINE = Grid(nodes=20, low=-11.0, high=2.4, steps=2, first=0.9)
 # For each of several points of a factor, over which errors average; and where they average over a batch too.
-COARSE = Grid(nodes=5, low=-6.0, high=2.0, steps=1, first=1.5)
-ROUGH = Grid(nodes=4, low=-4.5, high=1.8, steps=1, first=1.6)
+COARSE = Grid(nodes=5, low=-5.0, high=1.6, steps=1, first=2.0)
+ROUGH = Grid(nodes=4, low=-5.0, high=1.4, steps=1, first=2.5)
 # For many points and many classes, between which errors average.
-SPARSE = Grid(nodes=3, low=-4.0, high=1.4, steps=1, first=2.0)
+SPARSE = Grid(nodes=3, low=-4.5, high=1.2, steps=1, first=3.0)
 # Elements of a working chunk on a CPU and on a GPU.
 _CHUNK, _CHUNK_ON_GPU = 2**19, 2**26
 
@@ -375,8 +375,13 @@ class Rates(NamedTuple):
         value, slope = horner(curves.residual, inside, 1, memory)
         residual = torch.addcmul(value, slope, outside, out=None if memory is None else value)
         product = torch.mul(residual, self.rate, out=None if memory is None else residual)
-        mean_residual = product.sum(1) / self.total
-        return -EULER - (self.weight * mean_residual).sum(-1)
+        at = product.sum(1) / self.total
+        mean = (self.weight * at).sum(-1)
+        # Beyond the last node, half of the distance to the one before it away, Λ is about e^t and small, and
+        # x̂ falls with t: that part has the weight Λ and is lower by one on average.
+        half = (self.time[..., -2] - self.time[..., -1]) / 2
+        tail = self.total[..., -1] * torch.exp(-half)
+        return -EULER - torch.lerp(mean, at[..., -1] - half - 1, tail)
 
 
 # --- moments of independent Gaussians --------------------------------------------------------------------

@@ -49,7 +49,7 @@ from hetsngp.types import Factor, FactorSum, UtilityNormal, join_factors
 TARGET_ERROR = 0.005
 # Points of the factor's coordinates in training, where errors average over batches and steps, for held-out
 # data, and of targets that are no labels.
-TRAINING_POINTS, EVALUATION_POINTS, SOFT_POINTS = 4, 32, 16
+TRAINING_POINTS, EVALUATION_POINTS, SOFT_POINTS = 4, 128, 16
 # Points of predictions, fewer for very many classes, whose probabilities are small, and numbers of classes
 # from which that is so, from which few nodes at each point are enough, and up to which classes are few.
 PREDICTION_POINTS, PREDICTION_POINTS_MANY = 256, 128
@@ -180,6 +180,13 @@ def mean_change(mean: Tensor, first: Tensor, second: Tensor, entropy: bool) -> t
     return change, more.sum(at).mean(1)
 
 
+def add(latent: UtilityNormal, noise: UtilityNormal | None) -> UtilityNormal:
+    """u = f + noise, in closed form."""
+    if noise is None:
+        return latent
+    return UtilityNormal(latent.mean, latent.var + noise.var, join_factors(noise.form, latent.form))
+
+
 def point_means(utility: UtilityNormal, eps: Tensor | None) -> Tensor:
     """Means μ + Fε at points ε (S, R) or (B, S, R): (B, K, S); (B, K, 1) without a factor."""
     form = utility.form
@@ -225,16 +232,16 @@ def softmax_log_probs(
     ``decorrelate`` gives each example its own random signs of the shared points, so that a batch gradient
     averages over them; without it, as in prediction, an example does not depend on its batch. ``part``
     (i, n): these examples are the i-th of n equal parts of a batch, as where each process has one; with equal
-    seeds they get the signs that they have in the whole batch. Classes that the posterior correlates count as
-    independent.
+    seeds they get the signs that they have in the whole batch. Where a posterior correlates the classes all
+    coordinates are sampled.
 
     >>> u = UtilityNormal(torch.zeros(1, 3), torch.ones(1, 3))
-    >>> softmax_log_probs(u).exp().sum()
-    tensor(1.)
+    >>> softmax_log_probs(u)
+    tensor([[-1.0986, -1.0986, -1.0986]])
     """
     if utility.mean.shape[-1] == 2 and sampler == "sobol":
         return _two_class(utility, likelihood)
-    if is_sampled(utility, sampler):
+    if is_sampled(utility, sampler) or separated(utility)[1] is not None:
         rank, diagonal = num_coordinates(utility)
         seed = draw_seed(generator) if seed is None else seed
         points = IntegrationPoints(sampler, rank, diagonal, seed, part)
@@ -270,8 +277,9 @@ def softmax_nll(
     """
     options = {"generator": generator, "seed": seed, "decorrelate": decorrelate, "part": part}
     soft, classes = y.dim() == 2, utility.mean.shape[-1]
+    rest, contrasts = separated(utility)
     wide = is_sampled(utility, sampler) and (soft or _too_large(utility))
-    sampled = sampler != "sobol" or wide
+    sampled = sampler != "sobol" or wide or contrasts is not None
     if sampled or classes == 2 or likelihood == "mean_log":
         count = num_samples or (TRAINING_POINTS if likelihood == "mean_log" else SOFT_POINTS)
         count = count * SAMPLED if sampled and num_samples is None else count
@@ -283,7 +291,6 @@ def softmax_nll(
             **options,  # type: ignore[arg-type]
         )
         return -((y.to(log_probs) * log_probs).sum(-1) if soft else log_probs.gather(1, y[:, None])[:, 0])
-    rest, _ = separated(utility)
     count = num_samples or (SOFT_POINTS if soft else TRAINING_POINTS)
     eps = _factor_points(rest, count, **options)  # type: ignore[arg-type]
     diagonal = Diagonal.of(rest.var, 1 if eps is None else count)

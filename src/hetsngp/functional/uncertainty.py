@@ -24,6 +24,7 @@ from hetsngp.functional.integration import (
 )
 from hetsngp.functional.link import (
     MANY_CLASSES,
+    add,
     correlated_draws,
     difference,
     integrated_softmax,
@@ -35,10 +36,14 @@ from hetsngp.functional.link import (
 )
 from hetsngp.functional.quadrature import expected_sigmoid
 from hetsngp.functional.sampling import constant_points, sample
-from hetsngp.types import Prediction, UtilityNormal, join_factors
+from hetsngp.types import Prediction, UtilityNormal
 
 # Points f, and their least number; points of the label noise, more from MANY_CLASSES on.
 OUTER, FEWEST_OUTER, INNER, INNER_MANY = 64, 16, 512, 1024
+# Largest difference of the known expectation of a control to its estimate, in standard errors.
+LARGEST_CHANGE = 2.0
+# Without label noise I(y; f) is at least so much, or what it is to second order.
+SMALL = 1e-4
 # Nodes of the integral over one logit; the size of a logit from which its entropy is negligible (3e-7), and
 # the distance from its mean, in standard deviations, from which its density is.
 LOGIT_NODES, CERTAIN, FARTHEST = 48, 18.0, 7.5
@@ -106,19 +111,14 @@ def softmax_split(
     elif noise is not None:
         model = _noisy(latent, noise, seed, members)
     elif given_f is not None:
-        model = entropy(probs) - given_f
+        # The integral's error may exceed what little there is where f is nearly certain.
+        least = 0.5 * ((clean - clean.square()) * latent.marginal_variance()).sum(-1)
+        model = torch.maximum(entropy(probs) - given_f, least.clamp_max(SMALL))
     else:  # sampled probabilities, or the moments of a mixture
         none = UtilityNormal(torch.zeros_like(latent.mean), torch.zeros_like(latent.var))
         model = _noisy(latent, none, seed, members)
     known = latent.marginal_variance().amax(-1) == 0
-    return Split(probs, clean, torch.where(known, 0, model.clamp_min(0)), count)
-
-
-def add(latent: UtilityNormal, noise: UtilityNormal | None) -> UtilityNormal:
-    """u = f + noise, in closed form."""
-    if noise is None:
-        return latent
-    return UtilityNormal(latent.mean, latent.var + noise.var, join_factors(noise.form, latent.form))
+    return Split(probs, clean, torch.where(known, 0, model.clamp_min(0).minimum(entropy(probs))), count)
 
 
 # --- with label noise ------------------------------------------------------------------------------------
@@ -162,7 +162,10 @@ def _noisy_rows(latent: UtilityNormal, noise: UtilityNormal, outer: int, inner: 
         scale = slope.unsqueeze(1)
         change, more = mean_change(start.unsqueeze(1), scale * first, scale * second, entropy=True)
         probs, given_f = (probs + change).clamp_min(0), given_f + more
-    return found.information + found.slope(control) * (entropy(probs) - given_f - control.information)
+    change = entropy(probs) - given_f - control.information
+    # The integral's error does not shrink with I(y; f), as that of the points does.
+    limit = LARGEST_CHANGE * control.standard_error
+    return found.information + found.slope(control) * change.clamp(-limit, limit)
 
 
 class _Noise:
@@ -221,6 +224,11 @@ class _Nested(NamedTuple):
         log_mean = means.mean(1).clamp_min(torch.finfo(probs.dtype).tiny).log()
         divergence = -(means @ log_mean.unsqueeze(-1)).squeeze(-1) - given_f
         return _Nested(total - given_f.mean(1), divergence.unflatten(1, (2, -1)).mean(1))
+
+    @property
+    def standard_error(self) -> Tensor:
+        """Of independent points: (B,)."""
+        return self.divergence.std(1) / math.sqrt(self.divergence.shape[1])
 
     def slope(self, control: _Nested) -> Tensor:
         """Regression of the divergences on those of a control: (B,)."""

@@ -227,7 +227,7 @@ class GaussianHead(Head):
     def utility(self, h: Tensor, *, posterior: bool) -> UtilityNormal:
         """u = f + noise, in closed form: h (B, D) → mean (B·M, K), var (B·M, K), factor."""
         latent, noise = self.parts(h, posterior=posterior)
-        return uncertainty.add(latent.as_utility(), noise)
+        return functional.add(latent.as_utility(), noise)
 
     def latent_normal(self, h: Tensor) -> LatentNormal:
         latent: LatentNormal = self.latent(h, posterior=True)
@@ -346,7 +346,7 @@ class GaussianHead(Head):
     ) -> Prediction:
         """Prediction of one member; f and noise (B, K) are tempered."""
         if self.sigmoid:
-            probs = functional.sigmoid_probs(uncertainty.add(f, noise))
+            probs = functional.sigmoid_probs(functional.add(f, noise))
             clean = probs if noise is None else functional.sigmoid_probs(f)
             total = uncertainty.binary_entropy(probs)
             model = torch.zeros_like(total)
@@ -441,9 +441,13 @@ class GaussianHead(Head):
             log_yes, log_no = (self._mixed(part) for part in functional.sigmoid_log_probs(utility))
             y = y.to(log_yes.dtype)
             return -(y * log_yes + (1 - y) * log_no).sum(-1)
-        if y.dim() == 2:
-            log_probs = self._mixed(functional.softmax_log_probs(utility, seed=0))
-            return -(y.to(log_probs) * log_probs).sum(-1)
-        labels, count = y.repeat_interleave(self.num_members), functional.EVALUATION_POINTS
-        nll = functional.softmax_nll(utility, labels, num_samples=count, seed=0)
-        return -self._mixed(-nll.unsqueeze(-1)).squeeze(-1)
+        if self.noise is None and not (posterior and self.has_posterior):  # no variance
+            log_probs = torch.log_softmax(utility.mean, -1)
+        elif y.dim() == 2 or functional.separated(utility)[1] is not None:
+            log_probs = functional.softmax_log_probs(utility, seed=0)
+        else:
+            labels, count = y.repeat_interleave(self.num_members), functional.EVALUATION_POINTS
+            nll = functional.softmax_nll(utility, labels, num_samples=count, seed=0)
+            return -self._mixed(-nll.unsqueeze(-1)).squeeze(-1)
+        log_probs = self._mixed(log_probs)
+        return F.nll_loss(log_probs, y, reduction="none") if y.dim() == 1 else -(y * log_probs).sum(-1)

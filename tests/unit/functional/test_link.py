@@ -167,11 +167,8 @@ def test_the_default_number_of_points_meets_the_target_error_nearly_always(
 
 
 def test_numbers_of_points() -> None:
-    """Powers of two that fall with the classes; an M-th each of M members; none without a factor."""
-    counts = [num_factor_points(k) for k in range(3, 2000)]
-    assert all(c & (c - 1) == 0 for c in counts)
-    assert counts == sorted(counts, reverse=True)
-    assert (counts[0], counts[-1]) == (link.MOST_POINTS, link.FEWEST_POINTS)
+    """Fewer of very many classes; an M-th each of M members; none without a factor."""
+    assert [num_factor_points(k) for k in (3, 511, 512, 20_000)] == [256, 256, 128, 128]
     u = utility(2, 5, 3, "mild")
     assert num_points(u, None, "sobol") == num_factor_points(5)
     assert num_points(u, None, "sobol", members=4) == num_factor_points(5) // 4
@@ -213,7 +210,7 @@ def test_correlated_classes_against_a_reference(classes: int, sd: float, noise: 
     # Independent classes would be another answer.
     other = UtilityNormal(u.mean, u.var + factor.variance(), Factor(form.parts[0].basis) if noise else None)
     if sd == 3:
-        assert (softmax_probs(other)[0] - want).square().mean().sqrt() > 3 * error
+        assert (softmax_probs(other)[0] - want).square().mean().sqrt() > 2 * error
 
 
 @pytest.mark.parametrize("chunk", [1, 3000])
