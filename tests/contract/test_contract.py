@@ -280,7 +280,9 @@ def test_float64_carries_the_posterior_and_predicts_close(method: str, options: 
     p = model.predict(x.double())
     _assert_well_formed(p, len(x), 3, torch.float64, sigmoid="link" in options)
     for name in ("probs", "clean_probs", "total_uncertainty", "model_uncertainty"):
-        torch.testing.assert_close(getattr(p, name).float(), getattr(expected, name), rtol=0, atol=1e-4)
+        # Of a control variate, whose scale has few digits where an input is certain.
+        error = 5e-4 if name == "model_uncertainty" and method in NOISY else 1e-4
+        torch.testing.assert_close(getattr(p, name).float(), getattr(expected, name), rtol=0, atol=error)
     torch.testing.assert_close(p.latent_variance.float(), expected.latent_variance, rtol=1e-3, atol=1e-5)
 
 

@@ -18,11 +18,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hetsngp.functional.integration import (
+    CLOSE,
     COARSE,
     COARSE_DEGREE,
     DEGREE,
     EULER,
     FINE,
+    MANY_CLASSES,
     ROUGH,
     Curves,
     Grid,
@@ -92,7 +94,7 @@ class LabelNLL(torch.autograd.Function):
         diagonal: Diagonal,
     ) -> Tensor:
         means = mean.unsqueeze(-1) if factor is None else (mean.unsqueeze(1) + eps @ factor.mT).mT
-        grid = _grid(means.shape[2], ROUGH)
+        grid = _grid(means.shape[2], CLOSE if means.shape[1] < MANY_CLASSES else ROUGH)
         nll, wanted = torch.empty_like(mean[:, 0]), any(ctx.needs_input_grad)
         d_mean, d_var = torch.empty_like(mean), torch.empty_like(var)
         d_factor = None if factor is None else torch.empty_like(factor)

@@ -22,6 +22,7 @@ from torch import Tensor
 from hetsngp.functional.integration import (
     COARSE,
     COARSE_DEGREE,
+    MANY_CLASSES,
     SPARSE,
     Curves,
     Memory,
@@ -51,9 +52,9 @@ TARGET_ERROR = 0.005
 # data, and of targets that are no labels.
 TRAINING_POINTS, EVALUATION_POINTS, SOFT_POINTS = 4, 128, 16
 # Points of predictions, fewer for very many classes, whose probabilities are small, and numbers of classes
-# from which that is so, from which few nodes at each point are enough, and up to which classes are few.
+# from which that is so, and up to which classes are few.
 PREDICTION_POINTS, PREDICTION_POINTS_MANY = 256, 128
-MANY_CLASSES, SPARSE_CLASSES, FEW_CLASSES = 512, 64, 32
+VERY_MANY_CLASSES, FEW_CLASSES = 512, 32
 # A factor of more columns takes points in all coordinates: so many for each point that they replace.
 WIDE_RANK, SAMPLED = 64, 8
 # Elements of a factor (B, K, R) up to which it is written out for the loss of a label.
@@ -106,7 +107,7 @@ def num_factor_points(num_classes: int) -> int:
     >>> num_factor_points(3), num_factor_points(1000)
     (256, 128)
     """
-    return PREDICTION_POINTS if num_classes < MANY_CLASSES else PREDICTION_POINTS_MANY
+    return PREDICTION_POINTS if num_classes < VERY_MANY_CLASSES else PREDICTION_POINTS_MANY
 
 
 def num_points(utility: UtilityNormal, num_samples: int | None, sampler: str, members: int = 1) -> int:
@@ -405,7 +406,7 @@ def _given_points(utility: UtilityNormal, count: int, seed: int) -> Tensor:
     _, std, shrink = within_table(utility.mean, utility.var)
     curves, memory = Curves.of(std, COARSE_DEGREE, residual=False), Memory.of(std)
     together = _TOGETHER if classes > FEW_CLASSES else 4 * _TOGETHER
-    grid = COARSE if classes < SPARSE_CLASSES else SPARSE
+    grid = COARSE if classes < MANY_CLASSES else SPARSE
     size = batch if memory is None else chunk_of_rows(std, min(count, together) * grid.nodes * classes)
     pieces = []
     for rows in (slice(i, i + size) for i in range(0, batch, size)) if memory is not None else [slice(None)]:

@@ -23,7 +23,7 @@ from hetsngp.functional.integration import (
     probs_and_entropy,
 )
 from hetsngp.functional.link import (
-    MANY_CLASSES,
+    VERY_MANY_CLASSES,
     add,
     correlated_draws,
     difference,
@@ -38,7 +38,7 @@ from hetsngp.functional.quadrature import expected_sigmoid
 from hetsngp.functional.sampling import constant_points, sample
 from hetsngp.types import Prediction, UtilityNormal
 
-# Points f, and their least number; points of the label noise, more from MANY_CLASSES on.
+# Points f, and their least number; points of the label noise, more from VERY_MANY_CLASSES on.
 OUTER, FEWEST_OUTER, INNER, INNER_MANY = 64, 16, 512, 1024
 # Largest difference of the known expectation of a control to its estimate, in standard errors.
 LARGEST_CHANGE = 2.0
@@ -142,7 +142,7 @@ def num_inner(num_classes: int) -> int:
     >>> num_inner(3), num_inner(1000)
     (512, 1024)
     """
-    return INNER if num_classes < MANY_CLASSES else INNER_MANY
+    return INNER if num_classes < VERY_MANY_CLASSES else INNER_MANY
 
 
 def _noisy_rows(latent: UtilityNormal, noise: UtilityNormal, outer: int, inner: int, seed: int) -> Tensor:
