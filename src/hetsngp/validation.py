@@ -322,8 +322,9 @@ def check_class_labels(y: Any, num_classes: int, rows: int) -> Tensor:
             "or build with link='sigmoid' for multi-hot labels"
         )
     if y.dim() != 1 or y.shape[0] != rows:
+        mend = "; of one-hot labels y.argmax(-1), of soft targets y.float()" if y.dim() == 2 else ""
         raise ValueError(
-            f"y has shape {tuple(y.shape)} where ({rows},) was expected, one label for each row of x"
+            f"y has shape {tuple(y.shape)} where ({rows},) was expected, one label for each row of x{mend}"
         )
     if eager(y):
         low, high = torch.stack(torch.aminmax(y)).tolist()
@@ -337,13 +338,8 @@ def check_class_labels(y: Any, num_classes: int, rows: int) -> Tensor:
 
 def check_targets(y: Any, num_classes: int, rows: int) -> Tensor:
     """Check labels (B,), or soft targets (B, K) that sum to one, for the softmax link."""
-    if not isinstance(y, Tensor) or y.dim() != 2:
+    if not isinstance(y, Tensor) or y.dim() != 2 or not y.is_floating_point():
         return check_class_labels(y, num_classes, rows)
-    if not y.is_floating_point():
-        raise TypeError(
-            f"y has shape {tuple(y.shape)} and dtype {y.dtype}: pass labels, y.argmax(-1), or soft targets, "
-            "y.float(), or build with link='sigmoid' for multi-hot labels"
-        )
     check_plain("y", y)
     if y.shape != (rows, num_classes):
         raise ValueError(
