@@ -322,8 +322,9 @@ def check_class_labels(y: Any, num_classes: int, rows: int) -> Tensor:
             "or build with link='sigmoid' for multi-hot labels"
         )
     if y.dim() != 1 or y.shape[0] != rows:
+        mend = "; of one-hot labels y.argmax(-1), of soft targets y.float()" if y.dim() == 2 else ""
         raise ValueError(
-            f"y has shape {tuple(y.shape)} where ({rows},) was expected, one label for each row of x"
+            f"y has shape {tuple(y.shape)} where ({rows},) was expected, one label for each row of x{mend}"
         )
     if eager(y):
         low, high = torch.stack(torch.aminmax(y)).tolist()
@@ -333,6 +334,26 @@ def check_class_labels(y: Any, num_classes: int, rows: int) -> Tensor:
                 f"labels must be 0 … {num_classes - 1}: renumber them, or build with another num_classes"
             )
     return y.long()
+
+
+def check_targets(y: Any, num_classes: int, rows: int) -> Tensor:
+    """Check labels (B,), or soft targets (B, K) that sum to one, for the softmax link."""
+    if not isinstance(y, Tensor) or y.dim() != 2 or not y.is_floating_point():
+        return check_class_labels(y, num_classes, rows)
+    check_plain("y", y)
+    if y.shape != (rows, num_classes):
+        raise ValueError(
+            f"y has shape {tuple(y.shape)}, but soft targets are ({rows}, {num_classes}), a probability for "
+            "each class"
+        )
+    if eager(y):
+        total = y.sum(-1)
+        if not bool((y >= 0).all()) or not bool(((total - 1).abs() <= 1e-3).all()):
+            raise ValueError(
+                "soft targets must be probabilities, not negative and with the sum one in each row: "
+                "y / y.sum(-1, keepdim=True); for multi-hot labels build with link='sigmoid'"
+            )
+    return y
 
 
 def check_multi_hot(y: Any, num_classes: int, rows: int) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 import hetsngp
 from hetsngp.choices import NOISES, POSTERIORS
-from hetsngp.functional.link import sigmoid_log_probs, softmax_log_probs
+from hetsngp.functional.link import EVALUATION_POINTS, sigmoid_log_probs, softmax_nll
 from hetsngp.models.methods import METHODS
 from hetsngp.nn.backbones import ResidualMLP, WideResNet
 from hetsngp.nn.dirichlet import LOG_UNIT, DirichletHead
@@ -280,7 +280,9 @@ def test_float64_carries_the_posterior_and_predicts_close(method: str, options: 
     p = model.predict(x.double())
     _assert_well_formed(p, len(x), 3, torch.float64, sigmoid="link" in options)
     for name in ("probs", "clean_probs", "total_uncertainty", "model_uncertainty"):
-        torch.testing.assert_close(getattr(p, name).float(), getattr(expected, name), rtol=0, atol=1e-4)
+        # Of a control variate, whose scale has few digits where an input is certain.
+        error = 5e-4 if name == "model_uncertainty" and method in NOISY else 1e-4
+        torch.testing.assert_close(getattr(p, name).float(), getattr(expected, name), rtol=0, atol=error)
     torch.testing.assert_close(p.latent_variance.float(), expected.latent_variance, rtol=1e-3, atol=1e-5)
 
 
@@ -347,10 +349,10 @@ def _gaussian_loss(model: Any, x: Tensor, y: Tensor) -> float:
     assert len(u.mean) == members * len(x)
     for m in range(members):
         own = u.rows(slice(m, None, members))
-        log_probs = torch.log_softmax(own.mean, -1)
+        nll = F.cross_entropy(own.mean, y)
         if model.head.noise is not None:
-            log_probs = softmax_log_probs(own, num_samples=256, seed=0)
-        total -= float(log_probs.gather(1, y[:, None]).mean())
+            nll = softmax_nll(own, y, num_samples=EVALUATION_POINTS, seed=0).mean()
+        total += float(nll)
     return total
 
 
@@ -488,8 +490,9 @@ def test_other_samplers_agree(sampler: str) -> None:
     x, _ = _data()
     a, b = toy.trained("hetsngp"), toy.trained("hetsngp", sampler=sampler)
     b.load_state_dict(a.state_dict())
-    # Both aim at an error of 0.005.
-    torch.testing.assert_close(a.predict(x).probs, b.predict(x).probs, rtol=0, atol=0.015)
+    # Independent points have a standard error of at most ½/√2048 = .011.
+    assert int(b.predict(x).num_points[0]) == 2048
+    torch.testing.assert_close(a.predict(x).probs, b.predict(x).probs, rtol=0, atol=0.03)
 
 
 # --- manners ------------------------------------------------------------------------------------------------

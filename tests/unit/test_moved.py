@@ -206,7 +206,10 @@ def test_what_was_pickled_by_0_1_loads() -> None:
         found = pickle.loads(PICKLES.read_bytes())
     prediction = found["model"].predict(found["x"])
     for name in ("probs", "data_uncertainty", "model_uncertainty", "ood_score"):
-        torch.testing.assert_close(getattr(prediction, name), getattr(found["prediction"], name))
+        # Integrals took more points then.
+        torch.testing.assert_close(
+            getattr(prediction, name), getattr(found["prediction"], name), rtol=0, atol=0.005
+        )
     assert type(found["model"]) is hetsngp.Classifier
     assert type(found["prediction"]) is hetsngp.Prediction
     assert type(found["utility"]) is hetsngp.UtilityNormal

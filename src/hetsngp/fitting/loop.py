@@ -22,11 +22,11 @@ from hetsngp.models.ensemble import Ensemble
 from hetsngp.models.loader_counts import num_batches, set_missing_counts
 from hetsngp.validation import (
     check_batch,
-    check_class_labels,
     check_generator,
     check_loader,
     check_multi_hot,
     check_repeatable,
+    check_targets,
     check_weight,
 )
 
@@ -304,7 +304,7 @@ def nll_sums(
     first = _members(model)[0]
     check_loader(loader, "validation")
     device, sigmoid = first.temperature.device, first.head.sigmoid
-    check = check_multi_hot if sigmoid else check_class_labels
+    check = check_multi_hot if sigmoid else check_targets
     total, seen = 0.0, 0.0
     with evaluating(model):
         for batch in loader:
@@ -314,7 +314,7 @@ def nll_sums(
             if sigmoid:
                 nll = F.binary_cross_entropy_with_logits(log_probs, y.to(log_probs), reduction="none").sum(1)
             else:
-                nll = F.nll_loss(log_probs, y, reduction="none")
+                nll = F.cross_entropy(log_probs, y.to(log_probs) if y.dim() == 2 else y, reduction="none")
             weight = (
                 torch.ones_like(nll)
                 if weight is None

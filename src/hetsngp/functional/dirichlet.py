@@ -114,12 +114,14 @@ def differential_entropy(alpha: Tensor) -> Tensor:
 
 
 def uncertain_cross_entropy(alpha: Tensor, y: Tensor) -> Tensor:
-    """E[−log p_y] = ψ(α₀) − ψ(α_y): alpha (B, K), class numbers y (B,) → (B,).
+    """E[−log p_y] = ψ(α₀) − ψ(α_y): alpha (B, K), labels y (B,) → (B,); of soft targets (B, K) its mean.
 
     >>> uncertain_cross_entropy(torch.tensor([[1.0, 2.0], [1e8, 1.0]]), torch.tensor([0, 0]))
     tensor([1.5000e+00, 1.0000e-08])
     """
     expected = _surprise(alpha) + _digamma_gap(alpha) - _digamma_gap(alpha.sum(-1, keepdim=True))
+    if y.dim() == 2:
+        return (y.to(expected) * expected).sum(-1)
     return expected.gather(-1, y.unsqueeze(-1)).squeeze(-1)
 
 

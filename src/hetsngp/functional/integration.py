@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from typing import NamedTuple
 
 import torch
@@ -36,8 +37,8 @@ EULER = 0.5772156649015329
 # Largest standard deviation of the table. A row with a larger one is scaled down, mean and all: its softmax
 # is an argmax but for a share of 1/σ, and an argmax does not depend on the scale.
 LARGEST = 40.0
-# Degree of the tabulated polynomials.
-DEGREE = 12
+# Degree of the tabulated polynomials; at many points, whose errors average, a lower one is enough.
+DEGREE, COARSE_DEGREE = 12, 8
 
 
 class Grid(NamedTuple):
@@ -53,15 +54,21 @@ class Grid(NamedTuple):
 
 
 FINE = Grid(nodes=20, low=-11.0, high=2.4, steps=2, first=0.9)
+# For each of several points of a factor, whose nodes differ in place so that errors average: probabilities,
+# those of many classes, the loss of a label with its gradient, and that of few classes, which cost little.
+COARSE = Grid(nodes=5, low=-5.0, high=1.6, steps=1, first=2.0)
+SPARSE = Grid(nodes=3, low=-4.5, high=1.2, steps=1, first=3.0)
+ROUGH = Grid(nodes=4, low=-4.5, high=1.8, steps=1, first=1.6)
+CLOSE = Grid(nodes=8, low=-7.0, high=2.2, steps=1, first=1.2)
+MANY_CLASSES = 64
 # Elements of a working chunk on a CPU and on a GPU.
-_CHUNK, _CHUNK_ON_GPU = 2**19, 2**24
-# Up to so many nodes and points the class is the inner dimension in memory, else the node is.
-_FEW = 64
+_CHUNK, _CHUNK_ON_GPU = 2**19, 2**26
 
 
 # --- tables ----------------------------------------------------------------------------------------------
 
-_KNOTS = 64
+# Knots of the fit, and of the straight lines between them that are read.
+_KNOTS, _STEPS = 64, 64
 _HALF = 2.0  # standard deviation in the middle of the table
 
 
@@ -86,8 +93,9 @@ def _exact(x: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @functools.lru_cache(maxsize=2)
-def _pieces(degree: int) -> Tensor:
-    """Cubic pieces, in v = σ/(σ + 2), of the coefficients of log Λ and of x̂: (knots − 1, 4, 2·(degree + 1)).
+def _lines(degree: int) -> Tensor:
+    """Coefficients of log Λ and of x̂ at equidistant v = σ/(σ + 2), and their rise to the next v, in float64:
+    (2, 2·(degree + 1), n).
 
     Polynomials in (μ + t − centre)/width, from the highest power, fitted by least squares to values and
     slopes in relative units, with less weight where a hazard is negligible or certain.
@@ -115,15 +123,20 @@ def _pieces(degree: int) -> Tensor:
     table = (torch.cat(tables) * 2**24).round() / 2**24
     rise = torch.cat([table[1:2] - table[:1], (table[2:] - table[:-2]) / 2, table[-1:] - table[-2:-1]])
     start, change, leave, arrive = table[:-1], table[1:] - table[:-1], rise[:-1], rise[1:]
-    return torch.stack([start, leave, 3 * change - 2 * leave - arrive, leave + arrive - 2 * change], 1)
+    share = torch.arange(_STEPS, dtype=torch.float64).view(-1, 1) / _STEPS
+    bend, twist = 3 * change - 2 * leave - arrive, leave + arrive - 2 * change
+    pieces = (part.unsqueeze(1) for part in (twist, bend, leave, start))
+    fine = functools.reduce(lambda total, part: total * share + part, pieces).flatten(0, 1)
+    fine = torch.cat([fine, table[-1:]]).T
+    return torch.stack([fine[:, :-1], fine.diff(dim=1)]).contiguous()
 
 
 @functools.lru_cache(maxsize=16)
-def _pieces_on(degree: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return _pieces(degree).to(device, dtype)
+def _lines_on(degree: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return _lines(degree).to(device, dtype)
 
 
-_table = constant(_pieces_on)
+_table = constant(_lines_on)
 
 
 # --- hazards ---------------------------------------------------------------------------------------------
@@ -139,18 +152,19 @@ class Curves(NamedTuple):
     residual: Tensor  # (degree + 1, B, K, 1, 1)
 
     @staticmethod
-    def of(std: Tensor, degree: int = DEGREE) -> Curves:
+    def of(std: Tensor, degree: int = DEGREE, *, residual: bool = True) -> Curves:
         """Curves of standard deviations (B, K) that are at most :data:`LARGEST`."""
-        at = std / (std + _HALF) * ((_KNOTS - 1) * (LARGEST + _HALF) / LARGEST)
-        piece = at.detach().long().clamp(0, _KNOTS - 2)
-        share = (at - piece).unsqueeze(-1)
-        four = _table(degree, std.device, std.dtype)[piece].unbind(-2)
-        columns = torch.addcmul(four[2], four[3], share)
-        columns = torch.addcmul(four[1], columns, share)
-        columns = torch.addcmul(four[0], columns, share).movedim(-1, 0).contiguous()
-        hazard, residual = columns[..., None, None].split(degree + 1)
+        table = _table(degree, std.device, std.dtype)[:, : (2 if residual else 1) * (degree + 1)]
+        at = std / (std + _HALF) * (table.shape[-1] * (LARGEST + _HALF) / LARGEST)
+        knot = at.detach().long().clamp_(0, table.shape[-1] - 1)
+        start, rise = (part.index_select(1, knot.flatten()).view(-1, *std.shape) for part in table)
+        columns = torch.addcmul(start, rise, at - knot)[..., None, None].split(degree + 1)
         centre, width = _frame(std[..., None, None])
-        return Curves(std.square().unsqueeze(-1), centre, 1 / width, hazard, residual)
+        return Curves(std.square().unsqueeze(-1), centre, 1 / width, columns[0], columns[-1])
+
+    def rows(self, index: slice) -> Curves:
+        """Curves of some rows of the batch."""
+        return Curves(*(part[index] for part in self[:3]), *(part[:, index] for part in self[3:]))
 
     def argument(self, mean: Tensor, time: Tensor, memory: Memory | None = None) -> tuple[Tensor, Tensor]:
         """Argument of the polynomials for means (B, K, S) and times (B, S, T), and the part of it outside of
@@ -176,12 +190,35 @@ class Curves(NamedTuple):
         return out
 
 
+def chunk_of_rows(like: Tensor, elements: int) -> int:
+    """Number of rows of so many elements that are computed together."""
+    return max(1, (_CHUNK if like.device.type == "cpu" else _CHUNK_ON_GPU) // elements)
+
+
 class Memory:
-    """Tensors that every chunk of a loop writes to: fresh memory costs more than the operations on it."""
+    """Tensors that every chunk of a loop writes to: fresh memory costs more than the operations on it.
+
+    On a CPU a thread keeps them from call to call.
+    """
 
     def __init__(self, like: Tensor) -> None:
         self.like = like
         self.parts: dict[str, Tensor] = {}
+
+    @staticmethod
+    def of(like: Tensor) -> Memory | None:
+        """None where a compiler plans the memory."""
+        if torch.compiler.is_compiling():
+            return None
+        if like.device.type != "cpu" or like.dtype != torch.float32:
+            return Memory(like)
+        if not hasattr(_kept, "memory"):
+            _kept.memory = Memory(like.new_empty(0))
+        kept: Memory = _kept.memory
+        return kept
+
+
+_kept = threading.local()
 
 
 def _part(memory: Memory | None, name: str, shape: tuple[int, ...]) -> Tensor | None:
@@ -191,9 +228,10 @@ def _part(memory: Memory | None, name: str, shape: tuple[int, ...]) -> Tensor | 
     size = math.prod(shape)
     part = memory.parts.get(name)
     if part is None or part.numel() < size:
-        part = memory.parts[name] = memory.like.new_empty(size)
+        with torch.inference_mode(False):  # or it could not be written to outside of that mode
+            part = memory.parts[name] = memory.like.new_empty(size)
     batch, classes, *others = shape
-    if math.prod(others) > _FEW:
+    if math.prod(others) > classes:  # the longer loop is the inner one
         return part[:size].view(shape)
     return part[:size].view(batch, *others, classes).movedim(-1, 1)
 
@@ -201,21 +239,19 @@ def _part(memory: Memory | None, name: str, shape: tuple[int, ...]) -> Tensor | 
 def horner(coefficients: Tensor, x: Tensor, derivatives: int, memory: Memory | None = None) -> list[Tensor]:
     """Polynomial at x and its derivatives, the j-th over j!; coefficients (n, …) of decreasing powers."""
     outs = [_part(memory, f"derivative {j}", x.shape) for j in range(derivatives + 1)]
-    parts = [_copied(coefficients[0].expand(x.shape), outs[0])]
+    parts = [coefficients[0]]
     for coefficient in coefficients[1:]:
-        new = [_copied(parts[-1], outs[len(parts)])] if len(parts) <= derivatives else []
+        more = len(parts) <= derivatives
         for j in range(len(parts) - 1, -1, -1):
             parts[j] = torch.addcmul(parts[j - 1] if j else coefficient, parts[j], x, out=outs[j])
-        parts += new
+        if more:  # what the last part was before: this, so far
+            parts.append(coefficients[0])
     return parts
-
-
-def _copied(tensor: Tensor, out: Tensor | None) -> Tensor:
-    return tensor if out is None else out.copy_(tensor)
 
 
 # --- nodes -----------------------------------------------------------------------------------------------
 
+_GOLDEN = 0.6180339887498949
 # Exponents θ of the bounds from which the search for the ends starts.
 _TILTS = (1.0, 0.35, 0.1)
 
@@ -230,29 +266,52 @@ def _time_of(log_hazard: Tensor, mean: Tensor, var: Tensor) -> Tensor:
     for tilt in _TILTS:
         exponent = torch.add(tilt * mean, var, alpha=0.5 * tilt**2)
         top = exponent.amax(1, keepdim=True)
-        share = (exponent - top).exp()
+        share = exponent.sub_(top).exp_()
         total = share.sum(1)
         bound = total.log() + top.squeeze(1)
         if tilt < 1:
-            spread = (share * var).sum(1) / total
+            spread = share.mul_(var).sum(1) / total
             bound = bound - 0.5 * torch.log1p(2 * math.pi * tilt**2 * spread)
         times.append((log_hazard - bound.unsqueeze(-1)) / tilt)
     return functools.reduce(torch.maximum, times)
 
 
 def _ends(mean: Tensor, curves: Curves, grid: Grid, memory: Memory | None) -> Tensor:
-    """Times at which log Λ is ``grid.low`` and ``grid.high``: (B, S, 2)."""
+    """Times at which log Λ is ``grid.low`` and ``grid.high``, at several points about: (B, S, 2).
+
+    Newton steps find them for one point, or for the mean of several; the others' differ from these by about
+    as much as Chernoff's bound does whose θ is the slope of log Λ at the upper end, and one more step there.
+    log Λ is concave, so that it ends too early rather than too late, where rates have no limit.
+    """
+    centre = mean if mean.shape[2] == 1 else mean.mean(2, keepdim=True)
     wanted = torch.tensor([grid.low, grid.high], device=mean.device, dtype=mean.dtype)
-    # The hazard of one class alone is past the upper end there.
-    latest = ((curves.centre + 1 / curves.scale).squeeze(-1) - mean).amin(1).unsqueeze(-1)
-    time = torch.minimum(_time_of(wanted, mean, curves.var), latest)
+    time = torch.minimum(_time_of(wanted, centre, curves.var), _latest(centre, curves))
     for _ in range(grid.steps):
-        value, slope = curves.log_hazard(mean, time, memory=memory)
-        hazard = torch.exp(value, out=None if memory is None else value)
-        total = hazard.sum(1)
-        rate = torch.mul(hazard, slope, out=None if memory is None else slope).sum(1)
-        time = torch.minimum(time + (wanted - total.log()) * total / rate, latest)
-    return time
+        time, tilt = _newton_step(centre, time, wanted, curves, memory)
+    if mean.shape[2] == 1:
+        return time
+    tilt = tilt[..., 1:]
+    spread = 0.5 * tilt.square() * curves.var
+    own, middle = (torch.addcmul(spread, tilt, m).logsumexp(1) for m in (mean, centre))
+    low, high = (time + ((middle - own) / tilt.squeeze(-1)).unsqueeze(-1)).split(1, -1)
+    high, _ = _newton_step(mean, torch.minimum(high, _latest(mean, curves)), wanted[1:], curves, memory)
+    return torch.cat([low, high], -1)
+
+
+def _latest(mean: Tensor, curves: Curves) -> Tensor:
+    """Time at which the hazard of one class alone is past the upper end: (B, S, 1)."""
+    return ((curves.centre + 1 / curves.scale).squeeze(-1) - mean).amin(1).unsqueeze(-1)
+
+
+def _newton_step(
+    mean: Tensor, time: Tensor, wanted: Tensor, curves: Curves, memory: Memory | None
+) -> tuple[Tensor, Tensor]:
+    """Times (B, S, n) at which log Λ is nearer to ``wanted`` (n,), and its slopes before."""
+    value, slope = curves.log_hazard(mean, time, memory=memory)
+    hazard = torch.exp(value, out=None if memory is None else value)
+    total = hazard.sum(1)
+    tilt = torch.mul(hazard, slope, out=None if memory is None else slope).sum(1) / total
+    return torch.minimum(time + (wanted - total.log()) / tilt, _latest(mean, curves)), tilt
 
 
 @torch.no_grad()
@@ -268,6 +327,10 @@ def place(mean: Tensor, curves: Curves, grid: Grid, memory: Memory | None = None
     for _ in range(4):  # sinh(a)/a = growth
         a = torch.asinh(growth * a)
     v = torch.linspace(0, 1, grid.nodes, device=mean.device, dtype=mean.dtype)
+    # Between the points of a row the nodes are shifted by parts of their distance, so that errors cancel.
+    number = torch.arange(mean.shape[2], device=v.device, dtype=v.dtype)
+    shift = (number * _GOLDEN + 0.5) % 1 - 0.5
+    v = v + shift.unsqueeze(-1) / (grid.nodes - 1)
     part = length / torch.sinh(a)
     return high.unsqueeze(-1) - part * torch.sinh(a * v), torch.log(part * a * torch.cosh(a * v))
 
@@ -284,10 +347,16 @@ class Rates(NamedTuple):
 
     @staticmethod
     def of(
-        mean: Tensor, curves: Curves, grid: Grid, derivatives: int = 1, memory: Memory | None = None
+        mean: Tensor,
+        curves: Curves,
+        grid: Grid,
+        derivatives: int = 1,
+        memory: Memory | None = None,
     ) -> Rates:
         """Hazards for means (B, K, S). With ``memory`` they are overwritten by the next call that has it."""
-        mean = mean.contiguous()  # what broadcasts along points and nodes is then a number in the inner loop
+        if mean.shape[2] * grid.nodes > mean.shape[1]:
+            # What broadcasts along points and nodes is then a number in the inner loop.
+            mean = mean.contiguous()
         time, log_step = place(mean, curves, grid, memory)
         parts = curves.log_hazard(mean, time, derivatives, memory)
         hazard = torch.exp(parts[0], out=_part(memory, "hazard", parts[0].shape))
@@ -299,10 +368,8 @@ class Rates(NamedTuple):
 
     def mean(self, values: Tensor) -> Tensor:
         """Mean over points and nodes of values/r: (B, K, S, T) → (B, K)."""
-        share = (self.weight / (self.total * self.weight.shape[1])).flatten(1)
-        if values.stride(1) == 1:
-            return (share.unsqueeze(1) @ values.movedim(1, -1).flatten(1, 2)).squeeze(1)
-        return (values.flatten(2) @ share.unsqueeze(-1)).squeeze(-1)
+        share = (self.weight / (self.total * self.weight.shape[1])).flatten(1).unsqueeze(1)
+        return (share @ values.movedim(1, 3).flatten(1, 2)).squeeze(1)
 
     def entropy(self, curves: Curves, memory: Memory | None = None) -> Tensor:
         """E H(p) of each point: (B, S)."""
@@ -310,8 +377,13 @@ class Rates(NamedTuple):
         value, slope = horner(curves.residual, inside, 1, memory)
         residual = torch.addcmul(value, slope, outside, out=None if memory is None else value)
         product = torch.mul(residual, self.rate, out=None if memory is None else residual)
-        mean_residual = product.sum(1) / self.total
-        return -EULER - (self.weight * mean_residual).sum(-1)
+        at = product.sum(1) / self.total
+        mean = (self.weight * at).sum(-1)
+        # Beyond the last node, half of the distance to the one before it away, Λ is about e^t and small, and
+        # x̂ falls with t: that part has the weight Λ and is lower by one on average.
+        half = (self.time[..., -2] - self.time[..., -1]) / 2
+        tail = self.total[..., -1] * torch.exp(-half)
+        return -EULER - torch.lerp(mean, at[..., -1] - half - 1, tail)
 
 
 # --- moments of independent Gaussians --------------------------------------------------------------------
@@ -340,7 +412,7 @@ def softmax_moments(mean: Tensor, var: Tensor, grid: Grid = FINE) -> Moments:
     >>> moments.probs, moments.entropy
     (tensor([[0.2500, 0.2500, 0.2500, 0.2500]]), tensor([0.5592]))
     """
-    mean, std, shrink = _within_table(mean, var)
+    mean, std, shrink = within_table(mean, var)
     curves = Curves.of(std)
     rates = Rates.of(mean.unsqueeze(-1), curves, grid, 2)
     _, slope, bend = rates.log_hazard
@@ -357,12 +429,11 @@ def probs_and_entropy(mean: Tensor, var: Tensor, *, entropy: bool = True) -> tup
 
     Without ``entropy`` the second is NaN.
     """
-    probs, given = torch.empty_like(mean), torch.full_like(mean[:, 0], torch.nan)
-    if torch.compiler.is_compiling():
+    memory = Memory.of(mean)
+    if memory is None:
         return _probs_and_entropy(mean, var, entropy, None)
-    memory = Memory(mean)
-    budget = _CHUNK if mean.device.type == "cpu" else _CHUNK_ON_GPU
-    size = max(1, budget // (FINE.nodes * mean.shape[1]))
+    probs, given = torch.empty_like(mean), torch.full_like(mean[:, 0], torch.nan)
+    size = chunk_of_rows(mean, FINE.nodes * mean.shape[1])
     for start in range(0, len(mean), size):
         rows = slice(start, start + size)
         probs[rows], given[rows] = _probs_and_entropy(mean[rows], var[rows], entropy, memory)
@@ -372,7 +443,7 @@ def probs_and_entropy(mean: Tensor, var: Tensor, *, entropy: bool = True) -> tup
 def _probs_and_entropy(
     mean: Tensor, var: Tensor, entropy: bool, memory: Memory | None
 ) -> tuple[Tensor, Tensor]:
-    mean, std, _ = _within_table(mean, var)
+    mean, std, _ = within_table(mean, var)
     curves = Curves.of(std)
     rates = Rates.of(mean.unsqueeze(-1), curves, FINE, 1, memory)
     probs = rates.mean(rates.rate)
@@ -380,8 +451,8 @@ def _probs_and_entropy(
     return probs, given
 
 
-def _within_table(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Means and standard deviations (B, K), and the factor (B, 1) that both were divided by."""
+def within_table(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Means (B, K) or (B, K, S) and standard deviations (B, K), and the factor (B, 1) that divided both."""
     std = var.clamp_min(torch.finfo(var.dtype).tiny).sqrt()
     shrink = (std.detach().amax(-1, keepdim=True) / LARGEST).clamp_min(1)
-    return mean / shrink, std / shrink, shrink
+    return mean / shrink.view(-1, *[1] * (mean.dim() - 1)), std / shrink, shrink

@@ -1,248 +1,308 @@
-"""−log E softmax(u)_y and its gradient in one pass over the points: the training loss needs one class only.
+"""Log-probabilities under a Gaussian over logits, with their gradients, the diagonal integrated.
 
-With q = softmax(u) at a point and w ∝ q_y over the points, the gradient of log E q_y is
-
-* in the mean, e_y − E_w q;
-* in the standard deviations d and the factor F, along the path: E_w (e_y − q)_c ε_c and E_w (e_y − q) εᵀ;
-* or, by Price's theorem ∂E g/∂Σ = ½ E ∂²g/∂u², d ⊙ diag E_w H and E_w[H] F with
-  H = (e_y − q)(e_y − q)ᵀ − diag(q) + qqᵀ.
-
-Price's form has no ε in it: much less variance where the noise is mild, and more than the path's where it is
-wide. Which form is used is decided for each example, for d and for F, by the variance of that part.
+u = μ_s + σ ⊙ ε at means μ_s (B, K, S), one for each point of the factor's coordinates. The integral over the
+diagonal is that of :mod:`hetsngp.functional.integration`, p_k = E[r_k/r] over t. Its derivatives are taken
+before the nodes are placed, under the integral of r_k e^{−Λ} dt: −r_j r_k e^{−Λ} in μ_j, and in σ_j², by the
+heat equation, half of the second derivative in μ_j. Losses compute their gradient in the pass that computes
+their value; all log-probabilities compute the hazards again instead of storing them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hetsngp.functional.sampling import BLOCK, MILD_VARIANCE, IntegrationPoints, point_chunks, row_chunks
+from hetsngp.functional.integration import (
+    CLOSE,
+    COARSE,
+    COARSE_DEGREE,
+    DEGREE,
+    EULER,
+    FINE,
+    MANY_CLASSES,
+    ROUGH,
+    Curves,
+    Grid,
+    Memory,
+    Rates,
+    chunk_of_rows,
+    horner,
+    within_table,
+)
 
-# Below this q_y is computed by its logarithm, before it underflows in float32.
-_SMALLEST = 1e-30
-# Elements of a gradient up to which a GPU computes both forms for all examples: it would be idle while the
-# host waits for the number of examples of each form.
-_SMALL = 2**22
-
-
-class _ByPrice(NamedTuple):
-    """Which gradients take Price's form; the others go along the path."""
-
-    diagonal: bool
-    factor: bool
-
-
-@dataclass(frozen=True)
-class _Gaussian:
-    """u = mean + std ⊙ ε_K + F ε_R: (B, K), (B, K) or None, Fᵀ (B, R, K) or None."""
-
-    mean: Tensor
-    std: Tensor | None
-    factor: Tensor | None
-
-    @property
-    def rank(self) -> int:
-        return 0 if self.factor is None else self.factor.shape[1]
-
-    def rows(self, index: Tensor | slice) -> _Gaussian:
-        std = None if self.std is None else self.std[index]
-        return _Gaussian(self.mean[index], std, None if self.factor is None else self.factor[index])
-
-    def mild(self) -> tuple[Tensor, Tensor]:
-        """Whether d, and whether F, adds little variance to every logit of an example: (B,) bool each."""
-        none = torch.zeros_like(self.mean)
-        each = (
-            none if self.std is None else self.std.square(),
-            none if self.factor is None else self.factor.square().sum(1),
-        )
-        diagonal, factor = (variance.amax(-1) <= MILD_VARIANCE for variance in each)
-        return diagonal, factor
-
-    def draw(self, eps_factor: Tensor, eps_diagonal: Tensor) -> Tensor:
-        """(B, n, K) at points ε_R (n, R) and ε_K (n, K)."""
-        u, batch, n = self.mean.unsqueeze(1), len(self.mean), len(eps_factor)
-        u = u.expand(-1, n, -1) if self.std is None else torch.addcmul(u, self.std.unsqueeze(1), eps_diagonal)
-        if self.factor is None:
-            return u
-        return torch.baddbmm(u, eps_factor.expand(batch, -1, -1), self.factor)
+# E log Z is a mean of t, and needs the ends of its range more than a mean of probabilities does.
+_WIDE = Grid(10, -9.0, 2.2, 2, 1.2)
+# Mean variance of a logit under F at which the path has half of the weight in the gradient of a label.
+_WIDE_SPREAD = 2.0
 
 
-@dataclass
-class _Sums:
-    """Sums over points, all in units of exp(peak) so that those of an improbable label do not underflow."""
+class Diagonal(NamedTuple):
+    """What the integral needs of a batch of variances; it carries no gradient."""
 
-    peak: Tensor  # (B,) largest log q_y so far
-    weight: Tensor  # (B,) Σ w
-    classes: Tensor  # (B, 1 + R, K): Σ w q, and Σ w q times ε_R or (F_y − 2 qᵀF)
-    diagonal: Tensor  # (B, K): Σ w q ε_K or Σ w q²
-    label: Tensor  # (B, 1 + R): terms of the label's row only, of d and of F
+    curves: Curves
+    shrink: Tensor
+    """(B, 1): rows beyond the table are divided by it, mean and all."""
 
     @staticmethod
-    def zeros(mean: Tensor, rank: int) -> _Sums:
-        batch, classes = mean.shape
-        return _Sums(
-            mean.new_full((batch,), -torch.inf),
-            mean.new_zeros(batch),
-            mean.new_zeros(batch, 1 + rank, classes),
-            torch.zeros_like(mean),
-            mean.new_zeros(batch, 1 + rank),
-        )
+    @torch.no_grad()
+    def of(var: Tensor, points: int) -> Diagonal:
+        """For variances (B, K) and so many points of each row."""
+        _, std, shrink = within_table(var, var)
+        return Diagonal(Curves.of(std, DEGREE if points == 1 else COARSE_DEGREE, residual=False), shrink)
 
-    def add(self, rows: slice, log_qy: Tensor, q: Tensor, terms: Any) -> None:
-        """``terms(w)``: (b, R, n) for the classes, (b, n, K) for the diagonal, (b, 1 + R) for the label."""
-        peak = torch.maximum(self.peak[rows], log_qy.amax(1))
-        old = torch.exp(self.peak[rows] - peak)
-        w = torch.exp(log_qy - peak.unsqueeze(1))
-        tail, diagonal, label = terms(w)
-        self.peak[rows] = peak
-        self.weight[rows] = self.weight[rows] * old + w.sum(1)
-        fresh = torch.cat([w.unsqueeze(1), tail], 1) @ q
-        self.classes[rows] = self.classes[rows] * old.view(-1, 1, 1) + fresh
-        if diagonal is not None:
-            fresh = (w.unsqueeze(1) @ diagonal).squeeze(1)
-            self.diagonal[rows] = self.diagonal[rows] * old.unsqueeze(1) + fresh
-        self.label[rows] = self.label[rows] * old.unsqueeze(1) + label
+    def parts(self, means: Tensor, grid: Grid) -> Iterator[tuple[slice, Tensor, Curves, Tensor]]:
+        """Rows that are computed together, their means (b, K, S), curves, and factor (b, 1)."""
+        batch, classes, points = means.shape
+        size = chunk_of_rows(means, points * grid.nodes * classes)
+        for start in range(0, batch, size):
+            rows = slice(start, start + size)
+            own = means[rows] / self.shrink[rows].unsqueeze(-1)
+            yield rows, own, self.curves.rows(rows), self.shrink[rows]
+
+
+def _grid(points: int, several: Grid) -> Grid:
+    """Nodes for each of so many points: errors at several points average."""
+    return FINE if points == 1 else several
+
+
+# --- one label -------------------------------------------------------------------------------------------
 
 
 class LabelNLL(torch.autograd.Function):
-    """(mean, std, factor) → −log E softmax(u)_y (B,), u = mean + std ⊙ ε_K + F ε_R; std or F may be None.
+    """Mean, var (B, K), F (B, K, R) or None, labels y (B,), points ε (B, S, R), log w (B, S) →
+    −log Σ_s w_s E softmax(mean + Fε_s + σ ⊙ ε′)_y: (B,).
 
-    ``factor`` is Fᵀ (B, R, K), so that products over classes are contiguous in memory. ``forward`` computes
-    the gradient too; ``backward`` only scales it.
+    The gradient in F is along the path where the noise of F is wide, E[g εᵀ] with the gradient g of log p in
+    the mean, and where it is mild by Price's theorem, E[H] F with the Hessian H of p over p: that has far
+    less variance there, and with few points a bias that would widen a wide F further.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
-        points: IntegrationPoints,
-        count: int,
-        y: Tensor,
         mean: Tensor,
-        std: Tensor | None,
+        var: Tensor,
         factor: Tensor | None,
+        y: Tensor,
+        eps: Tensor,
+        log_weight: Tensor,
+        diagonal: Diagonal,
     ) -> Tensor:
-        u = _Gaussian(mean, std, factor)
-        small = mean.is_cuda and mean.numel() * (1 + u.rank) <= _SMALL
-        nll, grads = (_by_both if small else _by_kind)(points, count, y, u)
-        ctx.save_for_backward(*grads)
-        ctx.present = (True, std is not None, factor is not None)
+        means = mean.unsqueeze(-1) if factor is None else (mean.unsqueeze(1) + eps @ factor.mT).mT
+        grid = _grid(means.shape[2], CLOSE if means.shape[1] < MANY_CLASSES else ROUGH)
+        nll, wanted = torch.empty_like(mean[:, 0]), any(ctx.needs_input_grad)
+        d_mean, d_var = torch.empty_like(mean), torch.empty_like(var)
+        d_factor = None if factor is None else torch.empty_like(factor)
+        memory = Memory.of(means)
+        for rows, own, curves, shrink in diagonal.parts(means, grid):
+            rates = Rates.of(own, curves, grid, 2 if wanted else 1, memory)
+            label = _label_hazard(rates, curves, y[rows], 2 if wanted else 1)
+            nll[rows], weight = _of_label(rates, label, log_weight[rows])
+            if not wanted:
+                continue
+            by_mean, by_var, residual = _label_gradient(rates, label, y[rows], weight)
+            d_mean[rows], d_var[rows] = by_mean.sum(-1) / shrink, by_var / shrink.square()
+            if factor is not None and d_factor is not None:
+                _by_factor(residual, weight, by_var, factor[rows], eps[rows], shrink, d_factor[rows])
+        ctx.save_for_backward(d_mean, d_var, d_factor)
         return nll
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        saved = iter(ctx.saved_tensors)
-        scaled = [next(saved) if present else None for present in ctx.present]
-        out = [None if g is None else g * grad.view(-1, *[1] * (g.dim() - 1)) for g in scaled]
-        return (None, None, None, *out)
+        d_mean, d_var, d_factor = ctx.saved_tensors
+        by_factor = None if d_factor is None else grad[:, None, None] * d_factor
+        return grad[:, None] * d_mean, grad[:, None] * d_var, by_factor, None, None, None, None
 
 
-def _by_kind(points: IntegrationPoints, count: int, y: Tensor, u: _Gaussian) -> tuple[Tensor, list[Tensor]]:
-    """Value and gradients with the form that suits each example, examples of the same forms together."""
-    mild_diagonal, mild_factor = u.mild()
-    nll = torch.empty_like(u.mean[:, 0])
-    grads = [torch.empty_like(t) for t in (u.mean, u.std, u.factor) if t is not None]
-    kind = 2 * mild_diagonal.long() + mild_factor.long()
-    for number, rows_of_kind in enumerate(torch.bincount(kind, minlength=4).tolist()):
-        by_price = _ByPrice(diagonal=number >= 2, factor=number % 2 == 1)
-        if rows_of_kind == len(nll):
-            nll, grads = _value_and_gradient(points, count, y, u, by_price)
-        elif rows_of_kind:
-            rows = (kind == number).nonzero().squeeze(1)
-            nll[rows], pieces = _value_and_gradient(points, count, y[rows], u.rows(rows), by_price)
-            for total, piece in zip(grads, pieces, strict=True):
-                total[rows] = piece
-    return nll, grads
+def _of_label(rates: Rates, label: list[Tensor], log_weight: Tensor) -> tuple[Tensor, Tensor]:
+    """−log p̄(y), and the weight of each node in its derivatives: (B,), (B, S, T)."""
+    value, slope, *_ = label
+    terms = value + (slope / rates.total * rates.weight).log() + log_weight.unsqueeze(-1)
+    nll = -terms.flatten(1).logsumexp(1)
+    return nll, torch.exp(terms + nll[:, None, None])
 
 
-def _by_both(points: IntegrationPoints, count: int, y: Tensor, u: _Gaussian) -> tuple[Tensor, list[Tensor]]:
-    """Value and gradients in both forms for every example, of which each takes its own: no host wait."""
-    nll, along = _value_and_gradient(points, count, y, u, _ByPrice(diagonal=False, factor=False))
-    _, price = _value_and_gradient(points, count, y, u, _ByPrice(diagonal=True, factor=True))
-    choices = [mild for mild, part in zip(u.mild(), (u.std, u.factor), strict=True) if part is not None]
-    pairs = zip(choices, price[1:], along[1:], strict=True)
-    return nll, [along[0], *(torch.where(mild.view(-1, *[1] * (b.dim() - 1)), a, b) for mild, a, b in pairs)]
+def _label_gradient(
+    rates: Rates, hazard: list[Tensor], y: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of −log p̄(y) in the means (B, K, S) and variances (B, K), and that of −log(r_y e^{−Λ}) in the
+    means at the nodes (B, K, S, T). Overwrites ``rates``.
+
+    A common shift of the means changes nothing, so the label's derivatives are minus the sums of the others':
+    of second order, −∫ r₋ (r_y² − r_y′) e^{−Λ} dt with the rate r₋ of all others. Nothing is left where the
+    label is certain, whatever the error of the nodes.
+    """
+    value, slope, bend = hazard
+    _, slopes, bends = rates.log_hazard
+    rise = bends.div_(slopes).add_(slopes).sub_(rates.rate).mul_(rates.rate)  # r′ − r²
+    by_var = 0.5 * _weighted(rise, weight)
+    rate = value.exp() * slope
+    others = (rates.total - rate).clamp_min(0)
+    first = slope + bend / slope - rate  # r_y′/r_y − r_y
+    own = (weight * others * first).sum((1, 2))
+    by_var.scatter_(1, y.unsqueeze(1), -0.5 * own.unsqueeze(1))
+    label = y[:, None, None, None].expand(-1, 1, *weight.shape[1:])
+    residual = rates.rate.scatter_(1, label, -first.unsqueeze(1))
+    by_mean = (residual.movedim(1, 3).mT @ weight.unsqueeze(-1)).squeeze(-1).movedim(1, 2)  # (B, K, S)
+    return by_mean.scatter_add_(1, label[..., 0], -by_mean.sum(1, keepdim=True)), by_var, residual
 
 
-def _value_and_gradient(
-    points: IntegrationPoints, count: int, y: Tensor, u: _Gaussian, by_price: _ByPrice
-) -> tuple[Tensor, list[Tensor]]:
-    sums = _Sums.zeros(u.mean, u.rank)
-    classes, device = u.mean.shape[1], u.mean.device
-    for start in range(0, count, BLOCK):
-        size = min(BLOCK, count - start)
-        eps_factor, eps_diagonal = points.block(start, size, like=u.mean)
-        for rows in row_chunks(u.mean, size):
-            part = u.rows(rows)
-            for chunk in point_chunks(size, len(part.mean), classes, device):
-                _add_chunk(sums, rows, y[rows], part, eps_factor[chunk], eps_diagonal[chunk], by_price)
-    return _finish(sums, count, y, u, by_price)
-
-
-def _add_chunk(
-    sums: _Sums,
-    rows: slice,
-    y: Tensor,
-    gaussian: _Gaussian,
-    eps_factor: Tensor,
-    eps_diagonal: Tensor,
-    by_price: _ByPrice,
+def _by_factor(
+    residual: Tensor,
+    weight: Tensor,
+    by_var: Tensor,
+    factor: Tensor,
+    eps: Tensor,
+    shrink: Tensor,
+    out: Tensor,
 ) -> None:
-    std, factor = gaussian.std, gaussian.factor
-    n = len(eps_factor)
-    u = gaussian.draw(eps_factor, eps_diagonal)
-    q = torch.softmax(u, -1)
-    at = y.view(-1, 1, 1).expand(-1, n, 1)
-    q_y = q.gather(2, at).squeeze(2)
-    log_qy = q_y.log()
-    if q_y.is_cuda or bool((q_y < _SMALLEST).any()):
-        log_qy = u.gather(2, at).squeeze(2) - u.logsumexp(-1)
+    """Gradient of −log p̄(y) in F, into ``out`` (B, K, R). Overwrites ``residual``.
 
-    def of_diagonal(w: Tensor) -> tuple[Tensor | None, Tensor]:
-        if std is None:
-            return None, torch.zeros_like(w[:, :1])
-        if by_price.diagonal:
-            return q.square(), (w * (1 - 2 * q_y)).sum(1, keepdim=True)
-        return q * eps_diagonal, (w * eps_diagonal.T[y]).sum(1, keepdim=True)
-
-    def of_factor(w: Tensor) -> tuple[Tensor, Tensor]:
-        if factor is None or not by_price.factor:
-            tail = w.unsqueeze(1) * eps_factor.T
-            return tail, tail.sum(-1)
-        product = factor @ q.mT
-        from_label = factor.gather(2, y.view(-1, 1, 1).expand(-1, factor.shape[1], 1)) - product
-        return w.unsqueeze(1) * (from_label - product), (w.unsqueeze(1) * from_label).sum(-1)
-
-    def terms(w: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        diagonal, of_d = of_diagonal(w)
-        tail, of_f = of_factor(w)
-        return tail, diagonal, torch.cat([of_d, of_f], -1)
-
-    sums.add(rows, log_qy, q, terms)
+    At a node H is the outer product of the residual with itself but for its diagonal, whose mean is −2 times
+    the gradient in the variances.
+    """
+    spread = factor.square().sum((1, 2)).div(len(factor[0])).view(-1, 1, 1)
+    along = spread.square() / (spread.square() + _WIDE_SPREAD**2)
+    price = (1 - along) / shrink.square().unsqueeze(-1)
+    nodes = residual.movedim(1, 3).flatten(1, 2)  # (B, S·T, K)
+    points = (along / shrink.unsqueeze(-1) * eps).repeat_interleave(weight.shape[2], 1)
+    torch.bmm(nodes.mT, weight.flatten(1).unsqueeze(-1) * (points - price * (nodes @ factor)), out=out)
+    diagonal = _weighted(residual.square_(), weight) + 2 * by_var
+    out.addcmul_(factor, price * diagonal.unsqueeze(-1))
 
 
-def _finish(
-    sums: _Sums, count: int, y: Tensor, u: _Gaussian, by_price: _ByPrice
-) -> tuple[Tensor, list[Tensor]]:
-    std, factor = u.std, u.factor
-    nll = -(sums.peak + torch.log(sums.weight / count))
-    inverse = 1 / sums.weight
-    classes = sums.classes * inverse.view(-1, 1, 1)
-    diagonal, label = sums.diagonal * inverse.unsqueeze(1), sums.label * inverse.unsqueeze(1)
-    average, tail = classes[:, 0], classes[:, 1:]
+def _weighted(values: Tensor, weight: Tensor) -> Tensor:
+    """Σ over points and nodes: (B, K, S, T), (B, S, T) → (B, K)."""
+    if values.stride(1) == 1:
+        return (weight.flatten(1).unsqueeze(1) @ values.movedim(1, -1).flatten(1, 2)).squeeze(1)
+    return (values.flatten(2) @ weight.flatten(1).unsqueeze(-1)).squeeze(-1)
+
+
+def _label_hazard(rates: Rates, curves: Curves, y: Tensor, derivatives: int) -> list[Tensor]:
+    """log Λ of the label's class and its derivatives: (B, S, T) each. Beyond the table it is straight."""
     row = torch.arange(len(y), device=y.device)
-    grads = [average.clone()]
-    grads[0][row, y] -= 1
-    if std is not None:
-        out = average - 2 * diagonal if by_price.diagonal else diagonal
-        out[row, y] -= label[:, 0]
-        grads.append(std * out if by_price.diagonal else out)
-    if factor is not None:
-        out = tail + average.unsqueeze(1) * factor if by_price.factor else tail.clone()
-        out[row, :, y] -= label[:, 1:]
-        grads.append(out)
-    return nll, grads
+    centre, scale = curves.centre[row, y], curves.scale[row, y]  # (B, 1, 1)
+    at = (rates.location[row, y].unsqueeze(-1) + rates.time - centre) * scale
+    inside = at.clamp(-1, 1)
+    value, *slopes = horner(curves.hazard[:, row, y], inside, derivatives)
+    outside = at - inside
+    value = torch.addcmul(value, slopes[0], outside)
+    bends = [torch.where(outside == 0, part, 0) for part in slopes[1:]]
+    units = (math.factorial(order) * scale**order for order in range(1, derivatives + 1))
+    return [value, *(part * unit for part, unit in zip([slopes[0], *bends], units, strict=True))]
+
+
+def _ratio(log_hazard: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """r′/r and, with three derivatives of g = log Λ, r″/r: r = Λg′."""
+    _, slope, bend, *third = log_hazard
+    first = slope + bend / slope
+    return first, (slope.square() + 3 * bend + third[0] / slope if third else first)
+
+
+# --- all classes -----------------------------------------------------------------------------------------
+
+
+class SoftNLL(torch.autograd.Function):
+    """Means (B, K, S), var (B, K), targets (B, K) → −Σ_k target_k log mean_s E softmax(u)_k: (B,)."""
+
+    @staticmethod
+    def forward(ctx: Any, means: Tensor, var: Tensor, targets: Tensor, diagonal: Diagonal) -> Tensor:
+        grid = _grid(means.shape[2], COARSE)
+        log_probs = torch.empty_like(var)
+        d_means, d_var = torch.empty_like(means), torch.empty_like(var)
+        for rows, own, curves, shrink in diagonal.parts(means, grid):
+            rates = Rates.of(own, curves, grid, 3)
+            log_probs[rows] = _log_probs(rates)
+            grads = _gradients(rates, log_probs[rows], -targets[rows])
+            d_means[rows], d_var[rows] = grads[0] / shrink.unsqueeze(-1), grads[1] / shrink.square()
+        ctx.save_for_backward(d_means, d_var, log_probs)
+        return -(targets * log_probs).sum(-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        d_means, d_var, log_probs = ctx.saved_tensors
+        by_target = -grad[:, None] * log_probs if ctx.needs_input_grad[2] else None
+        return grad[:, None, None] * d_means, grad[:, None] * d_var, by_target, None
+
+
+class LogProbs(torch.autograd.Function):
+    """Means (B, K, S), var (B, K) → log mean_s E softmax(u): (B, K)."""
+
+    @staticmethod
+    def forward(ctx: Any, means: Tensor, var: Tensor, diagonal: Diagonal) -> Tensor:
+        grid = _grid(means.shape[2], COARSE)
+        out = torch.empty_like(var)
+        for rows, own, curves, _ in diagonal.parts(means, grid):
+            out[rows] = _log_probs(Rates.of(own, curves, grid))
+        ctx.save_for_backward(means, out)
+        ctx.diagonal = diagonal
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        means, out = ctx.saved_tensors
+        grid = _grid(means.shape[2], COARSE)
+        d_means, d_var = torch.empty_like(means), torch.empty_like(out)
+        for rows, own, curves, shrink in ctx.diagonal.parts(means, grid):
+            grads = _gradients(Rates.of(own, curves, grid, 3), out[rows], grad[rows])
+            d_means[rows], d_var[rows] = grads[0] / shrink.unsqueeze(-1), grads[1] / shrink.square()
+        return d_means, d_var, None
+
+
+def _log_probs(rates: Rates) -> Tensor:
+    """log of the mean over points of E softmax(u): (B, K)."""
+    return _log_terms(rates).flatten(2).logsumexp(2) - math.log(rates.time.shape[1])
+
+
+def _log_terms(rates: Rates) -> Tensor:
+    """log of weight · r_k/r: (B, K, S, T)."""
+    value, slope = rates.log_hazard[:2]
+    return value + slope.log() + (rates.weight.log() - rates.total.log()).unsqueeze(1)
+
+
+def _gradients(rates: Rates, log_probs: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients in the means (B, K, S) and variances (B, K) from that in the log-probabilities (B, K)."""
+    log_sum = log_probs + math.log(rates.time.shape[1])
+    weight = grad[..., None, None] * torch.exp(_log_terms(rates) - log_sum[..., None, None])  # (B, K, S, T)
+    first, second = _ratio(rates.log_hazard)
+    rate, total = rates.rate, weight.sum(1, keepdim=True)
+    by_mean = (weight * first - rate * total).sum(3)
+    by_others = rate * (rate - first) * (total - weight)
+    by_own = weight * (second - 3 * rate * first + rate.square())
+    return by_mean, 0.5 * (by_others + by_own).sum((2, 3))
+
+
+class LogNormalizer(torch.autograd.Function):
+    """Means (B, K, S), var (B, K) → mean_s E log Σ exp(u): (B,).
+
+    Its gradient in μ is E p, and in σ², by the heat equation, ½ E[p − p²].
+    """
+
+    @staticmethod
+    def forward(ctx: Any, means: Tensor, var: Tensor, diagonal: Diagonal) -> Tensor:
+        points = means.shape[2]
+        grid = _grid(points, _WIDE)
+        out = torch.empty_like(means[:, 0, 0])
+        d_means, d_var = torch.empty_like(means), torch.empty_like(var)
+        for rows, own, curves, shrink in diagonal.parts(means, grid):
+            rates = Rates.of(own, curves, grid, 2)
+            out[rows] = shrink.squeeze(-1) * (-(rates.weight * rates.time).sum(-1).mean(1) - EULER)
+            d_means[rows] = (rates.rate * (rates.weight / rates.total).unsqueeze(1)).sum(-1) / points
+            rise = rates.rate * (_ratio(rates.log_hazard)[0] - rates.rate)
+            d_var[rows] = 0.5 * rates.mean(rise) / shrink
+        ctx.save_for_backward(d_means, d_var)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        d_means, d_var = ctx.saved_tensors
+        return grad[:, None, None] * d_means, grad[:, None] * d_var, None

@@ -1,53 +1,72 @@
 """From the Gaussian over logits to probabilities, Eq. (6): E softmax(u/τ) or E σ(u/τ).
 
-Without a factor the integral is one-dimensional (:mod:`hetsngp.functional.integration`) and takes no points.
-The Kronecker posterior has a factor of rank K − 1 whose covariance is almost diagonal: its diagonal is
-integrated, and the effect of the correlations is a mean of differences, between correlated and independent
-draws from the same points. With another factor, as label noise has, all coordinates take points.
+The diagonal of the covariance is integrated in one dimension (:mod:`hetsngp.functional.integration`), and
+only the coordinates of the factor take points: a fixed number of quasi-random ones. The Kronecker posterior
+has a factor of rank K − 1 whose covariance is almost diagonal: its diagonal is integrated, and the effect of
+the correlations is a mean of differences, between correlated and independent draws from the same points. The
+loss of a label moves the points towards those that make the label probable, and weights them. A factor of
+more columns than a few dozen, as noise on features has, and ``sampler="mc"`` take points in all coordinates.
 
-Sums over integration points are streamed (:mod:`hetsngp.functional.sampling`), in O(B·K) memory. With two
-classes only the difference of the logits matters, and with the sigmoid only the marginal variance of each
-logit: both integrals are one-dimensional and computed by quadrature, without sampling error.
+With two classes only the difference of the logits matters, and with the sigmoid only the marginal variance of
+each logit: both integrals are one-dimensional and computed by quadrature.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from hetsngp.functional.integration import probs_and_entropy
-from hetsngp.functional.label_loss import LabelNLL
-from hetsngp.functional.laplace import contrast_basis
+from hetsngp.functional.integration import (
+    COARSE,
+    COARSE_DEGREE,
+    MANY_CLASSES,
+    SPARSE,
+    Curves,
+    Memory,
+    Rates,
+    chunk_of_rows,
+    probs_and_entropy,
+    within_table,
+)
+from hetsngp.functional.label_loss import Diagonal, LabelNLL, LogNormalizer, LogProbs, SoftNLL
 from hetsngp.functional.quadrature import expected_log_sigmoid, log_expected_sigmoid
 from hetsngp.functional.sampling import (
-    MILD_VARIANCE,
     IntegrationPoints,
     StreamedLogSoftmax,
     constant_points,
+    controlled_mean,
     draw_seed,
     num_coordinates,
     pack,
     random_signs,
-    replicate_sums,
     row_chunks,
 )
 from hetsngp.types import Factor, FactorSum, UtilityNormal, join_factors
 
+# Error of a probability from the default number of points, about (benchmarks/split.py).
 TARGET_ERROR = 0.005
-MAX_POINTS = 2**16
-# Independent randomisations from which an error is estimated, and the number of points each starts with.
-REPLICATES, FIRST = 8, 16
-# The largest of K errors should stay under the target, not only a typical one: three standard errors.
-SAFETY = 3.0
+# Points of the factor's coordinates in training, where errors average over batches and steps, for held-out
+# data, and of targets that are no labels.
+TRAINING_POINTS, EVALUATION_POINTS, SOFT_POINTS = 4, 128, 16
+# Points of predictions, fewer for very many classes, whose probabilities are small, and numbers of classes
+# from which that is so, and up to which classes are few.
+PREDICTION_POINTS, PREDICTION_POINTS_MANY = 256, 128
+VERY_MANY_CLASSES, FEW_CLASSES = 512, 32
+# A factor of more columns takes points in all coordinates: so many for each point that they replace.
+WIDE_RANK, SAMPLED = 64, 8
+# Elements of a factor (B, K, R) up to which it is written out for the loss of a label.
+DENSE_LIMIT = 2**24
+# Part of the gradient of log p(y) by which the points of a label's loss are moved, about that of Laplace's
+# method, and the longest move.
+TOWARDS, LONGEST = 0.6, 1.25
+# Points that a row is computed at together, four times as many of few classes.
+_TOGETHER = 32
 # Draws of the differences that the correlations of a posterior make: times the classes, and their least and
 # largest number. Few classes may be far from independent, and cost little.
 CORRELATED_LOGITS, FEWEST_DRAWS, MOST_DRAWS = 2**13, 64, 2048
-# Elements of a factor (B, K, R) up to which a factored form is written out for the training loss.
-DENSE_LIMIT = 2**24
-# Up to this many classes a covariance is written in its K−1 contrasts before sampling: fewer coordinates,
-# at the cost of one small Cholesky factorisation for each example. Up to 30 times fewer points at K = 3, 1.1
-# to 1.6 at 10 (benchmarks/points.py).
-CONTRAST_CLASSES = 32
 
 
 def separated(utility: UtilityNormal) -> tuple[UtilityNormal, Factor | None]:
@@ -82,36 +101,51 @@ def num_draws(num_classes: int) -> int:
     return 1 << (wanted.bit_length() - 1)
 
 
-def num_points(utility: UtilityNormal, num_samples: int | None) -> int:
-    """Number of draws of :func:`integrated_softmax`: none where classes are independent."""
-    return 0 if utility.form is None else num_samples or num_draws(utility.mean.shape[-1])
+def num_factor_points(num_classes: int) -> int:
+    """Number of points of a prediction.
+
+    >>> num_factor_points(3), num_factor_points(1000)
+    (256, 128)
+    """
+    return PREDICTION_POINTS if num_classes < VERY_MANY_CLASSES else PREDICTION_POINTS_MANY
 
 
-def correlated_draws(contrasts: Factor, count: int, seed: int) -> tuple[Tensor, Tensor]:
+def num_points(utility: UtilityNormal, num_samples: int | None, sampler: str, members: int = 1) -> int:
+    """Number of points of :func:`softmax_probs`; 0 where the integral takes none."""
+    classes, rest = utility.mean.shape[-1], separated(utility)[0]
+    if sampler == "sobol" and (classes == 2 or utility.form is None):
+        return 0
+    if num_samples is not None:
+        return num_samples
+    if rest.form is None and sampler == "sobol":
+        return num_draws(classes)
+    count = max(num_factor_points(classes) // members, _TOGETHER)
+    return count * SAMPLED if is_sampled(rest, sampler) else count
+
+
+def correlated_draws(contrasts: Factor, eps: Tensor) -> tuple[Tensor, Tensor]:
     """Draws of mean zero with the covariance of the contrasts, and with its diagonal alone: (B, S, K) each.
 
-    From the same points: Σ^{1/2}ε and diag(Σ)^{1/2}ε, as near to each other as Σ is to its diagonal.
+    From the same points ε (S, K): Σ^{1/2}ε and diag(Σ)^{1/2}ε, as near to each other as Σ is to its diagonal.
     """
     basis, column = contrasts.basis, contrasts.column
     assert column is not None
-    eps = constant_points(count, len(basis), seed + 2, column)
     correlated = ((eps @ basis) * column.unsqueeze(1)) @ basis.mT
     return correlated, _diagonal(contrasts).sqrt().unsqueeze(1) * eps
 
 
-def is_integrated(utility: UtilityNormal, sampler: str) -> bool:
-    """Whether the softmax is integrated without points of a factor: three classes or more, and no factor but
-    one of contrasts.
-    """
-    classes = utility.mean.shape[-1]
-    return sampler == "sobol" and classes > 2 and separated(utility)[0].form is None
+def is_sampled(utility: UtilityNormal, sampler: str) -> bool:
+    """Whether all coordinates take points."""
+    form = separated(utility)[0].form
+    return sampler != "sobol" or (form is not None and form.rank > WIDE_RANK)
 
 
 @torch.no_grad()
 def integrated_softmax(
     utility: UtilityNormal, seed: int, *, entropy: bool, num_samples: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """E softmax(u) (B, K) and E H(softmax(u)) (B,), NaN without ``entropy``, where :func:`is_integrated`.
+    """E softmax(u) (B, K) and E H(softmax(u)) (B,), NaN without ``entropy``, of three classes or more with no
+    factor but one of contrasts.
 
     ``num_samples``: number of draws where classes correlate; None: :func:`num_draws`.
     """
@@ -121,20 +155,21 @@ def integrated_softmax(
     probs = torch.where(rest.var.amax(-1, keepdim=True) == 0, torch.softmax(rest.mean, -1), probs)
     if contrasts is None:
         return probs, given
-    pieces, count = [], num_points(utility, num_samples)
+    pieces, count = [], num_samples or num_draws(utility.mean.shape[-1])
+    eps = constant_points(count, utility.mean.shape[-1], seed + 2, utility.mean)
     for rows in row_chunks(rest.mean, count):
         part = contrasts.map(lambda t, rows=rows: t[rows])  # type: ignore[misc]
-        draws = correlated_draws(part, count, seed)
-        pieces.append(_mean_change(rest.mean[rows].unsqueeze(1), *draws, entropy))
+        draws = correlated_draws(part, eps)
+        pieces.append(mean_change(rest.mean[rows].unsqueeze(1), *draws, entropy))
     change, more = (torch.cat(each) for each in zip(*pieces, strict=True))
     return (probs + change).clamp_min(0), given + more
 
 
-def _mean_change(mean: Tensor, first: Tensor, second: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+def mean_change(mean: Tensor, first: Tensor, second: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
     """Mean of softmax(mean + first) − softmax(mean + second) over draws (B, S, K), (B, K), and of the
     difference of their entropies, (B,), zero without ``entropy``.
     """
-    few = mean.shape[-1] <= CONTRAST_CLASSES
+    few = mean.shape[-1] <= FEW_CLASSES
     # A softmax over a short last dimension uses one lane of eight: few classes go in front.
     at = 0 if few else -1
     draws = [(mean + each).movedim(-1, 0).contiguous() if few else mean + each for each in (first, second)]
@@ -146,29 +181,44 @@ def _mean_change(mean: Tensor, first: Tensor, second: Tensor, entropy: bool) -> 
     return change, more.sum(at).mean(1)
 
 
-def in_contrasts(utility: UtilityNormal) -> UtilityNormal:
-    """Utility with the same distribution of logit differences in K−1 coordinates instead of K + R.
+def add(latent: UtilityNormal, noise: UtilityNormal | None) -> UtilityNormal:
+    """u = f + noise, in closed form."""
+    if noise is None:
+        return latent
+    return UtilityNormal(latent.mean, latent.var + noise.var, join_factors(noise.form, latent.form))
 
-    By a Cholesky factor rather than eigenvectors: those are arbitrary where the covariance is a multiple of
-    I, and rounding would decide the result.
-    """
-    # In float64: a covariance of low rank is singular, and float32 rounds it below zero.
-    dtype, jitter = (torch.float32, 1e-5) if utility.mean.device.type == "mps" else (torch.float64, 1e-10)
-    basis = contrast_basis(utility.mean.shape[-1], utility.mean.to(dtype))
+
+def point_means(utility: UtilityNormal, eps: Tensor | None) -> Tensor:
+    """Means μ + Fε at points ε (S, R) or (B, S, R): (B, K, S); (B, K, 1) without a factor."""
     form = utility.form
-    dense = None if form is None else form.dense().to(dtype)
-    wide = UtilityNormal(utility.mean.to(dtype), utility.var.to(dtype), dense)
-    covariance = basis.mT @ wide.covariance() @ basis
-    diagonal = covariance.diagonal(dim1=-2, dim2=-1)
-    diagonal += (jitter * diagonal.mean(-1, keepdim=True)).clamp_min(1e-30)  # moves no probability
-    factor = basis @ torch.linalg.cholesky(covariance)
-    return UtilityNormal(utility.mean, torch.zeros_like(utility.var), factor.to(utility.mean.dtype))
+    if form is None or eps is None:
+        return utility.mean.unsqueeze(-1)
+    return (utility.mean.unsqueeze(1) + form.matmul(eps)).mT
+
+
+def _factor_points(
+    utility: UtilityNormal,
+    count: int,
+    generator: torch.Generator | None,
+    seed: int | None,
+    decorrelate: bool,
+    part: tuple[int, int],
+) -> Tensor | None:
+    """Points of the factor's coordinates (S, R), or (B, S, R) with ``decorrelate``; None without a factor."""
+    form, mean = utility.form, utility.mean
+    if form is None:
+        return None
+    if not decorrelate and seed is not None:
+        return constant_points(count, form.rank, seed, mean)
+    points = IntegrationPoints("sobol", form.rank, 0, draw_seed(generator) if seed is None else seed, part)
+    eps = points.block(0, count, like=mean)[0]
+    return eps * random_signs(points, len(mean), mean).unsqueeze(1) if decorrelate else eps
 
 
 def softmax_log_probs(
     utility: UtilityNormal,
     *,
-    num_samples: int,
+    num_samples: int | None = None,
     likelihood: str = "log_mean",
     sampler: str = "sobol",
     generator: torch.Generator | None = None,
@@ -178,75 +228,105 @@ def softmax_log_probs(
 ) -> Tensor:
     """log E softmax(u) (``log_mean``), or E log softmax(u) (``mean_log``, Algorithm 1), differentiable.
 
-    ``utility`` is already tempered, (B, K). Randomness comes from ``seed`` if given, else from
-    ``generator``. ``decorrelate`` gives each example its own random signs of the shared points, so that a
-    batch gradient averages over them; without it, as in prediction, an example does not depend on its batch.
-    ``part`` (i, n): these examples are the i-th of n equal parts of a batch, as where each process has one;
-    with equal seeds they get the signs that they have in the whole batch.
+    ``utility`` is already tempered, (B, K). ``num_samples``: points of the factor's coordinates; of all
+    coordinates where all are sampled. Randomness comes from ``seed`` if given, else from ``generator``.
+    ``decorrelate`` gives each example its own random signs of the shared points, so that a batch gradient
+    averages over them; without it, as in prediction, an example does not depend on its batch. ``part``
+    (i, n): these examples are the i-th of n equal parts of a batch, as where each process has one; with equal
+    seeds they get the signs that they have in the whole batch. Where a posterior correlates the classes all
+    coordinates are sampled.
 
     >>> u = UtilityNormal(torch.zeros(1, 3), torch.ones(1, 3))
-    >>> softmax_log_probs(u, num_samples=64, seed=0).exp().sum()
-    tensor(1.)
+    >>> softmax_log_probs(u)
+    tensor([[-1.0986, -1.0986, -1.0986]])
     """
     if utility.mean.shape[-1] == 2 and sampler == "sobol":
         return _two_class(utility, likelihood)
-    rank, diagonal = num_coordinates(utility)
-    if rank + diagonal == 0:
-        return torch.log_softmax(utility.mean, -1)
-    points = IntegrationPoints(sampler, rank, diagonal, draw_seed(generator) if seed is None else seed, part)
-    flip = random_signs(points, utility.mean.shape[0], utility.mean) if decorrelate else None
-    out: Tensor = StreamedLogSoftmax.apply(points, num_samples, likelihood, flip, *pack(utility))
-    return out
+    if is_sampled(utility, sampler) or separated(utility)[1] is not None:
+        rank, diagonal = num_coordinates(utility)
+        seed = draw_seed(generator) if seed is None else seed
+        points = IntegrationPoints(sampler, rank, diagonal, seed, part)
+        flip = random_signs(points, utility.mean.shape[0], utility.mean) if decorrelate else None
+        count = num_samples or EVALUATION_POINTS * SAMPLED
+        out: Tensor = StreamedLogSoftmax.apply(points, count, likelihood, flip, *pack(utility))
+        return out
+    rest, _ = separated(utility)
+    eps = _factor_points(rest, num_samples or EVALUATION_POINTS, generator, seed, decorrelate, part)
+    means = point_means(rest, eps)
+    diagonal_of = Diagonal.of(rest.var, means.shape[2])
+    if likelihood == "log_mean":
+        out = LogProbs.apply(means, rest.var, diagonal_of)
+        return out
+    return rest.mean - LogNormalizer.apply(means, rest.var, diagonal_of).unsqueeze(-1)
 
 
 def softmax_nll(
     utility: UtilityNormal,
     y: Tensor,
     *,
-    num_samples: int,
+    num_samples: int | None = None,
+    likelihood: str = "log_mean",
     sampler: str = "sobol",
     generator: torch.Generator | None = None,
     seed: int | None = None,
     decorrelate: bool = False,
     part: tuple[int, int] = (0, 1),
 ) -> Tensor:
-    """−log E softmax(u)_y of labels y (B,): (B,), as from :func:`softmax_log_probs`, with the same arguments.
+    """−log E softmax(u)_y of labels y (B,), or −Σ_k y_k log E softmax(u)_k of soft targets y (B, K): (B,).
 
-    Value and gradient come from one pass over the points, several times faster and less noisy than all K
-    log-probabilities, which are used only where a factored form is too large to be written out.
+    Arguments as of :func:`softmax_log_probs`. Value and gradient come from one pass.
     """
-    batch, classes = utility.mean.shape
-    if classes == 2 and sampler == "sobol":
-        mean, var = difference(utility)
-        return -log_expected_sigmoid((2 * y - 1) * mean, var)
-    rank, diagonal = num_coordinates(utility)
-    form = utility.form
-    large = (
-        form is not None
-        and not (isinstance(form, Factor) and form.is_dense)
-        and batch * classes * rank > DENSE_LIMIT
-    )
-    if rank + diagonal == 0 or large:
+    options = {"generator": generator, "seed": seed, "decorrelate": decorrelate, "part": part}
+    soft, classes = y.dim() == 2, utility.mean.shape[-1]
+    rest, contrasts = separated(utility)
+    wide = is_sampled(utility, sampler) and (soft or _too_large(utility))
+    sampled = sampler != "sobol" or wide or contrasts is not None
+    if sampled or classes == 2 or likelihood == "mean_log":
+        count = num_samples or (TRAINING_POINTS if likelihood == "mean_log" else SOFT_POINTS)
+        count = count * SAMPLED if sampled and num_samples is None else count
         log_probs = softmax_log_probs(
             utility,
-            num_samples=num_samples,
+            num_samples=count,
+            likelihood=likelihood,
             sampler=sampler,
-            generator=generator,
-            seed=seed,
-            decorrelate=decorrelate,
-            part=part,
+            **options,  # type: ignore[arg-type]
         )
-        return -log_probs.gather(1, y.unsqueeze(1)).squeeze(1)
-    points = IntegrationPoints(sampler, rank, diagonal, draw_seed(generator) if seed is None else seed, part)
-    std = utility.var.sqrt() if diagonal else None
-    factor = None if form is None else form.dense().expand(batch, -1, -1).mT
-    if decorrelate:
-        signs = random_signs(points, batch, utility.mean)
-        std = None if std is None else std * signs[:, rank:]
-        factor = None if factor is None else factor * signs[:, :rank, None]
-    factor = None if factor is None else factor.contiguous()
-    out: Tensor = LabelNLL.apply(points, num_samples, y, utility.mean, std, factor)
-    return out
+        return -((y.to(log_probs) * log_probs).sum(-1) if soft else log_probs.gather(1, y[:, None])[:, 0])
+    count = num_samples or (SOFT_POINTS if soft else TRAINING_POINTS)
+    eps = _factor_points(rest, count, **options)  # type: ignore[arg-type]
+    diagonal = Diagonal.of(rest.var, 1 if eps is None else count)
+    if soft:
+        nll: Tensor = SoftNLL.apply(point_means(rest, eps), rest.var, y.to(rest.mean), diagonal)
+        return nll
+    log_weight, factor = torch.zeros_like(rest.mean[:, :1]), None
+    if eps is not None and rest.form is not None:
+        eps, log_weight = _towards_label(rest, y, eps)
+        factor = rest.form.dense().expand(len(y), -1, -1)
+    nll = LabelNLL.apply(rest.mean, rest.var, factor, y, eps, log_weight, diagonal)
+    return nll
+
+
+def _too_large(utility: UtilityNormal) -> bool:
+    """Whether the factor is not written out for the loss of a label."""
+    form = utility.form
+    return form is not None and utility.mean.numel() * form.rank > DENSE_LIMIT
+
+
+@torch.no_grad()
+def _towards_label(utility: UtilityNormal, y: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
+    """Points moved to where the label is probable: (B, S, R), and the logarithms of their weights: (B, S).
+
+    The expectation is the same for every move; its error is least for that of Laplace's method. A probit
+    approximation of the gradient is near enough.
+    """
+    form = utility.form
+    assert form is not None
+    flat = torch.softmax(utility.mean / (1 + math.pi / 8 * utility.var).sqrt(), -1)
+    move = TOWARDS * form.project(F.one_hot(y, flat.shape[-1]) - flat)
+    # A long move would leave all weight to one point.
+    move = (move * (LONGEST / move.norm(dim=-1, keepdim=True).clamp_min(LONGEST))).unsqueeze(1)
+    log_weight = -(eps * move).sum(-1) - 0.5 * move.square().sum(-1) - math.log(eps.shape[-2])
+    return eps + move, log_weight
 
 
 def difference(utility: UtilityNormal) -> tuple[Tensor, Tensor]:
@@ -292,83 +372,70 @@ def softmax_probs(
     num_samples: int | None = None,
     sampler: str = "sobol",
     seed: int = 0,
-    target_error: float = TARGET_ERROR,
-    max_points: int = MAX_POINTS,
-    first: int = FIRST,
-) -> tuple[Tensor, Tensor]:
-    """E softmax(u): probabilities (B, K) and the number of points used for each example (B,).
+    members: int = 1,
+) -> tuple[Tensor, int]:
+    """E softmax(u): probabilities (B, K), and the number of points that each took.
 
-    Without a factor, or with that of a posterior alone, by :func:`integrated_softmax`. Otherwise, with
-    ``num_samples`` None, the number follows from the width of the noise: the standard error of every
-    probability is estimated from eight independent randomisations, and an example is finished when three
-    times its largest is below ``target_error``. Examples do not influence each other. ``first``: number of
-    points that each randomisation starts with.
+    ``num_samples``: points of the factor's coordinates; None: a fixed number, for an error of about
+    :data:`TARGET_ERROR`, an M-th of it where M ``members`` will be averaged. Examples do not influence each
+    other.
 
     >>> wide = UtilityNormal(torch.zeros(1, 4), torch.full((1, 4), 25.0))
-    >>> probs, points = softmax_probs(wide)
-    >>> bool((probs - 0.25).abs().max() < 0.005)
-    True
+    >>> softmax_probs(wide)
+    (tensor([[0.2500, 0.2500, 0.2500, 0.2500]]), 0)
     """
-    batch, classes = utility.mean.shape
-    none = torch.zeros(batch, dtype=torch.long, device=utility.mean.device)
+    classes, count = utility.mean.shape[-1], num_points(utility, num_samples, sampler, members)
     if classes == 2 and sampler == "sobol":
-        return _two_class(utility, "log_mean").exp(), none
-    rank, diagonal = num_coordinates(utility)
-    if rank + diagonal == 0:
-        return torch.softmax(utility.mean, -1), none
-    if is_integrated(utility, sampler):
-        probs = integrated_softmax(utility, seed, entropy=False, num_samples=num_samples)[0]
-        return probs, none + num_points(utility, num_samples)
-    if sampler == "sobol" and classes <= CONTRAST_CLASSES:
-        utility = in_contrasts(utility)
-        rank, diagonal = classes - 1, 0
-    points = IntegrationPoints(sampler, rank, diagonal, seed)
-    mild = none.bool()
-    if sampler == "sobol" and classes > CONTRAST_CLASSES:
-        mild = utility.marginal_variance().amax(-1) <= MILD_VARIANCE
-    probs, spent = torch.empty_like(utility.mean), none.clone()
-    for controlled in (True, False):
-        rows = (mild == controlled).nonzero().squeeze(-1)
-        if len(rows):
-            part = utility.rows(rows)
-            if num_samples is not None:
-                sums = replicate_sums(part, points, 0, num_samples, 1, controlled=controlled)[:, 0]
-                probs[rows], spent[rows] = sums / num_samples, num_samples
-            else:
-                probs[rows], spent[rows] = _adaptive(
-                    part, points, target_error, max_points, controlled, first
-                )
-    return probs.clamp_min_(0), spent
+        return _two_class(utility, "log_mean").exp(), count
+    rest, contrasts = separated(utility)
+    if is_sampled(utility, sampler):
+        return controlled_mean(utility, sampler, count, seed), count
+    if rest.form is None:
+        return integrated_softmax(utility, seed, entropy=False, num_samples=num_samples)[0], count
+    probs = _given_points(rest, count, seed)
+    if contrasts is not None:
+        probs = probs + _change_by_correlations(utility, rest, contrasts, seed)
+    return probs.clamp_min(0), count
 
 
-def _adaptive(
-    utility: UtilityNormal,
-    points: IntegrationPoints,
-    target_error: float,
-    max_points: int,
-    controlled: bool,
-    first: int,
-) -> tuple[Tensor, Tensor]:
-    """Double the points of every example until its estimated error is below the target or none are left."""
-    batch, classes = utility.mean.shape
-    probs = torch.empty_like(utility.mean)
-    spent = torch.zeros(batch, dtype=torch.long, device=probs.device)
-    active = torch.arange(batch, device=probs.device)
-    sums = probs.new_zeros(batch, REPLICATES, classes)
-    done, size = 0, first
-    while len(active):
-        part = utility.rows(active)
-        sums = sums + replicate_sums(part, points, done, size, REPLICATES, controlled=controlled)
-        done += size
-        size = done  # doubling keeps the wasted work under one half
-        means = sums / done
-        centre = means.mean(1, keepdim=True)
-        variance = (means - centre).square().sum(1) / (REPLICATES - 1)
-        error = (variance.amax(-1) / REPLICATES).sqrt()
-        finished = error * SAFETY <= target_error
-        if done * REPLICATES * 2 > max_points:
-            finished = torch.ones_like(finished)
-        rows = active[finished]
-        probs[rows], spent[rows] = means[finished].mean(1), done * REPLICATES
-        active, sums = active[~finished], sums[~finished]
-    return probs, spent
+def _given_points(utility: UtilityNormal, count: int, seed: int) -> Tensor:
+    """E softmax(u) with independent classes but for the factor: (B, K)."""
+    form, (batch, classes) = utility.form, utility.mean.shape
+    assert form is not None
+    eps = constant_points(count, form.rank, seed, utility.mean)
+    _, std, shrink = within_table(utility.mean, utility.var)
+    curves, memory = Curves.of(std, COARSE_DEGREE, residual=False), Memory.of(std)
+    together = _TOGETHER if classes > FEW_CLASSES else 4 * _TOGETHER
+    grid = COARSE if classes < MANY_CLASSES else SPARSE
+    size = batch if memory is None else chunk_of_rows(std, min(count, together) * grid.nodes * classes)
+    pieces = []
+    for rows in (slice(i, i + size) for i in range(0, batch, size)) if memory is not None else [slice(None)]:
+        part, own, total = utility.rows(rows), curves.rows(rows), torch.zeros_like(utility.mean[rows])
+        for points in eps.split(together):
+            rates = Rates.of(point_means(part, points) / shrink[rows].unsqueeze(-1), own, grid, 1, memory)
+            total = total + len(points) / count * rates.mean(rates.rate)
+        pieces.append(total)
+    return torch.cat(pieces)
+
+
+def _change_by_correlations(
+    utility: UtilityNormal, rest: UtilityNormal, contrasts: Factor, seed: int
+) -> Tensor:
+    """What the correlations of contrasts change of E softmax(u) beside another factor: (B, K)."""
+    classes = utility.mean.shape[-1]
+    count = num_draws(classes)
+    form = rest.form
+    assert form is not None
+    # One sequence for all: two, of whatever seeds, correlate point by point.
+    eps = constant_points(count, form.rank + 2 * classes, seed + 1, utility.mean)
+    of_factor, of_diagonal, of_contrasts = eps.split([form.rank, classes, classes], 1)
+    pieces = []
+    for rows in row_chunks(rest.mean, count):
+        part = utility.rows(rows)
+        others = rest.rows(rows).form
+        assert others is not None
+        noise = part.mean.unsqueeze(1) + part.var.sqrt().unsqueeze(1) * of_diagonal
+        noise = noise + others.matmul(of_factor)
+        draws = correlated_draws(contrasts.map(lambda t, rows=rows: t[rows]), of_contrasts)  # type: ignore[misc]
+        pieces.append(mean_change(noise, *draws, entropy=False)[0])
+    return torch.cat(pieces)

@@ -270,13 +270,11 @@ def unpack(tensors: list[Tensor | None]) -> tuple[UtilityNormal, Tensor]:
     return UtilityNormal(mean, std, FactorSum(tuple(parts)) if parts else None), std
 
 
-def sample(utility: UtilityNormal, count: int, *, sampler: str = "sobol", seed: int = 0) -> Tensor:
-    """Draws of u at ``count`` integration points, all in memory: (B, count, K)."""
-    rank, diagonal = num_coordinates(utility)
-    eps_factor, eps_diagonal = IntegrationPoints(sampler, rank, diagonal, seed).block(
-        0, count, like=utility.mean
-    )
-    return _draw(utility, utility.var.sqrt(), eps_factor, eps_diagonal).expand(-1, count, -1)
+def sample(utility: UtilityNormal, count: int, *, seed: int = 0) -> Tensor:
+    """Draws of u at quasi-random points of all coordinates, all in memory: (B, count, K)."""
+    rank = 0 if utility.form is None else utility.form.rank
+    eps = constant_points(count, rank + utility.mean.shape[-1], seed, utility.mean)
+    return _draw(utility, utility.var.sqrt(), eps[:, :rank], eps[:, rank:])
 
 
 class StreamedLogSoftmax(torch.autograd.Function):
@@ -379,35 +377,32 @@ def random_signs(points: IntegrationPoints, batch: int, like: Tensor) -> Tensor:
     return signs[index * batch : (index + 1) * batch].to(like) * 2 - 1
 
 
-def replicate_sums(
-    utility: UtilityNormal,
-    points: IntegrationPoints,
-    start: int,
-    count: int,
-    replicates: int,
-    *,
-    controlled: bool = False,
-) -> Tensor:
-    """Σ softmax(u) over points start … start+count−1 of each replicate: (B, replicates, K).
+@torch.no_grad()
+def controlled_mean(utility: UtilityNormal, sampler: str, count: int, seed: int) -> Tensor:
+    """Mean of softmax(u) over ``count`` points in all coordinates: (B, K).
 
-    ``controlled`` subtracts the zero-mean deviation of the Taylor control from every term.
+    For quasi-random points the zero-mean deviation of the Taylor control is subtracted where noise is mild.
     """
-    batch, classes = utility.mean.shape
-    out = utility.mean.new_zeros(batch, replicates, classes)
-    std = utility.var.sqrt()
-    control = TaylorControl.of(utility) if controlled else None
-    step = max(1, BLOCK // replicates)
-    for begin in range(start, start + count, step):
-        size = min(step, start + count - begin)
-        eps_factor, eps_diagonal = points.replicated_block(begin, size, replicates, like=utility.mean)
-        for rows in row_chunks(utility.mean, size):
+    classes = utility.mean.shape[-1]
+    std, rank = utility.var.sqrt(), 0 if utility.form is None else utility.form.rank
+    control = TaylorControl.of(utility)
+    mild = (utility.marginal_variance().amax(-1) <= MILD_VARIANCE).to(std)[:, None, None]
+    out = torch.zeros_like(utility.mean)
+    for start in range(0, count, BLOCK):
+        eps = _points_of(sampler, rank + classes, start, min(BLOCK, count - start), seed, utility.mean)
+        for rows in row_chunks(utility.mean, len(eps)):
             part = utility.rows(rows)
-            for r in range(replicates):
-                for chunk in point_chunks(size, part.mean.shape[0], classes, part.mean.device):
-                    here = slice(r * size + chunk.start, r * size + chunk.stop)
-                    u = _draw(part, std[rows], eps_factor[here], eps_diagonal[here])
-                    q = torch.softmax(u, -1)
-                    if control is not None:
-                        q = q - control.rows(rows).deviation(u - part.mean.unsqueeze(-2))
-                    out[rows, r] += q.sum(1)
-    return out
+            for chunk in point_chunks(len(eps), part.mean.shape[0], classes, part.mean.device):
+                u = _draw(part, std[rows], eps[chunk, :rank], eps[chunk, rank:])
+                q = torch.softmax(u, -1)
+                if sampler == "sobol":
+                    deviation = control.rows(rows).deviation(u - part.mean.unsqueeze(-2))
+                    q = torch.addcmul(q, mild[rows], deviation, value=-1)
+                out[rows] += q.sum(1) / count
+    return out.clamp_min(0)
+
+
+def _points_of(sampler: str, dimension: int, start: int, count: int, seed: int, like: Tensor) -> Tensor:
+    if sampler == "sobol":
+        return constant_points(count, dimension, seed + start, like)
+    return IntegrationPoints(sampler, dimension, 0, seed).block(start, count, like=like)[0]

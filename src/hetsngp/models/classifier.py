@@ -261,8 +261,8 @@ class Classifier(nn.Module):
 
         Without ``generator`` the integration points are fixed: the same input gives the same answer, in any
         batch. Without label noise the integral is exact but for the correlations of classes under the
-        posterior. With label noise ``num_samples`` None chooses the number of points so that three estimated
-        standard errors of every probability are below 0.005, which a few rows may exceed a little.
+        posterior. With label noise ``num_samples`` is the number of points of the noise's factor, None: a
+        fixed one, with which probabilities err by about 0.005.
 
         Several threads may predict with one model at the same time, in training mode too: the model is in
         eval mode until the last of them has its answer, and then every module has its mode again. No buffer

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hetsngp.functional.sampling import draw_seed
 from hetsngp.models.classifier import Classifier
 from hetsngp.nn.multi_input import LAYERS, InputStack, input_stack, widened_module
-from hetsngp.validation import check_class_labels, check_multi_hot, check_weight
+from hetsngp.validation import check_multi_hot, check_targets, check_weight
 
 
 class MultiInput(Classifier):
@@ -37,7 +37,7 @@ class MultiInput(Classifier):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """B examples → features of B·r rows of M inputs each, and the labels and weights of these inputs."""
         num_examples = _batch_size(x)
-        check = check_multi_hot if self.head.sigmoid else check_class_labels
+        check = check_multi_hot if self.head.sigmoid else check_targets
         y = check(y, self.num_classes, num_examples)
         weight = None if weight is None else check_weight(weight, num_examples)
         members = self.head.num_members

@@ -75,7 +75,7 @@ class BuildOptions(TypedDict, total=False):
     sampler: SamplerName
     """Integration points."""
     num_samples: int | None
-    """Number of integration points; None: 64 in training, in prediction chosen for an error near 0.005."""
+    """Number of integration points of the noise's factor; None: 4 in training, 128 or 256 in prediction."""
     spectral_bound: float | None
     """c of W·min(1, c/σ); None: 0.95 for MLPs, 6 for convolutions, none for attention; inf: no bound."""
     dataset_size: int | None

@@ -18,7 +18,7 @@ from hetsngp.nn.heads import Head, Link
 from hetsngp.nn.initialization import seeded_linear
 from hetsngp.nn.precision import KeepsPrecision, is_recomputing
 from hetsngp.types import Prediction
-from hetsngp.validation import check_class_labels
+from hetsngp.validation import check_targets
 
 # softplus of this is one: a layer acts at about one standard deviation around its centre.
 UNIT_ALPHA = math.log(math.e - 1)
@@ -157,7 +157,7 @@ class DirichletHead(KeepsPrecision, Head):
 
     def nll(self, h: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """E_p[−log p_y] − λ·H(Dir(α)), the UCE loss with its regulariser, λ = ``entropy_weight``: (B,)."""
-        y = check_class_labels(y, self.num_classes, h.shape[0])
+        y = check_targets(y, self.num_classes, h.shape[0])
         alpha = self._map_concentration(h)
         loss = dirichlet.uncertain_cross_entropy(alpha, y)
         if self.entropy_weight:
@@ -205,4 +205,6 @@ class DirichletHead(KeepsPrecision, Head):
         self, h: Tensor, y: Tensor, temperature: Tensor, *, posterior: bool, shift: Tensor | None = None
     ) -> Tensor:
         log_probs = dirichlet.mean(self.concentration(self.log_evidence(h), temperature)).log()
+        if y.dim() == 2:
+            return -(y.to(log_probs) * log_probs).sum(-1).to(h.dtype)
         return -log_probs.gather(1, y.unsqueeze(1)).squeeze(1).to(h.dtype)

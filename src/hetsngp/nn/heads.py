@@ -20,15 +20,9 @@ from hetsngp.functional.sampling import draw_seed
 from hetsngp.nn.latent import LinearLatent, PrecomputedGP, RandomFeatureGP
 from hetsngp.nn.noise import Noise
 from hetsngp.nn.posteriors import KroneckerPosterior, MomentumPosterior, Posterior, Statistics
-from hetsngp.types import LatentNormal, Prediction, UtilityNormal, join_factors
-from hetsngp.validation import check_class_labels, check_multi_hot
+from hetsngp.types import LatentNormal, Prediction, UtilityNormal
+from hetsngp.validation import check_multi_hot, check_targets
 
-# Integration points of a training step and of ``model(x)`` in evaluation. A gradient averages over the batch
-# and over steps, so it needs few; predictions choose their number from a target error.
-TRAIN_POINTS, EVAL_POINTS = 64, 256
-# Points of a held-out NLL under the posterior: the log of a mean over few points is biased where u is wide
-# and a label improbable, and the second search of τ would follow the bias.
-POSTERIOR_POINTS = 2 * EVAL_POINTS
 # Distance between the seeds of members: with equal points their integration errors would not average out.
 MEMBER_SEED = 7919
 
@@ -233,7 +227,7 @@ class GaussianHead(Head):
     def utility(self, h: Tensor, *, posterior: bool) -> UtilityNormal:
         """u = f + noise, in closed form: h (B, D) → mean (B·M, K), var (B·M, K), factor."""
         latent, noise = self.parts(h, posterior=posterior)
-        return _add_noise(latent.as_utility(), noise)
+        return functional.add(latent.as_utility(), noise)
 
     def latent_normal(self, h: Tensor) -> LatentNormal:
         latent: LatentNormal = self.latent(h, posterior=True)
@@ -279,7 +273,7 @@ class GaussianHead(Head):
     def _points(self, generator: torch.Generator | None) -> dict[str, Any]:
         """Arguments of the integration: new points in training, fixed ones in evaluation."""
         return {
-            "num_samples": self.link.num_samples or (TRAIN_POINTS if self.training else EVAL_POINTS),
+            "num_samples": self.link.num_samples or (None if self.training else functional.EVALUATION_POINTS),
             "sampler": self.link.sampler,
             "generator": generator,
             "seed": None if self.training or generator is not None else 0,
@@ -301,19 +295,18 @@ class GaussianHead(Head):
         return view
 
     def nll(self, h: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """−log p̄(y) of each example and member: (B·M,). Labels (B·M,), or multi-hot (B·M, K)."""
+        """−log p̄(y) of each example and member: (B·M,). Labels (B·M,), or soft targets or multi-hot
+        labels (B·M, K).
+        """
         rows = h.shape[0] * self.num_members
         if self.sigmoid:
             y = check_multi_hot(y, self.num_classes, rows)
             return functional.sigmoid_nll(self._training_utility(h), y, self.link.likelihood)
-        y = check_class_labels(y, self.num_classes, rows)
+        y = check_targets(y, self.num_classes, rows)
         utility = self._training_utility(h)
         if self.noise is None and not self.sample_beta:
-            return F.cross_entropy(utility.mean, y, reduction="none")
-        if self.link.likelihood == "log_mean":
-            return functional.softmax_nll(utility, y, **self._points(generator))
-        log_probs = functional.softmax_log_probs(utility, likelihood="mean_log", **self._points(generator))
-        return -log_probs.gather(1, y.unsqueeze(1)).squeeze(1)
+            return F.cross_entropy(utility.mean, y.to(utility.mean) if y.dim() == 2 else y, reduction="none")
+        return functional.softmax_nll(utility, y, likelihood=self.link.likelihood, **self._points(generator))
 
     def undecayed_parameters(self) -> list[nn.Parameter]:
         return [self.latent.beta] if isinstance(self.latent, RandomFeatureGP) else []
@@ -353,7 +346,7 @@ class GaussianHead(Head):
     ) -> Prediction:
         """Prediction of one member; f and noise (B, K) are tempered."""
         if self.sigmoid:
-            probs = functional.sigmoid_probs(_add_noise(f, noise))
+            probs = functional.sigmoid_probs(functional.add(f, noise))
             clean = probs if noise is None else functional.sigmoid_probs(f)
             total = uncertainty.binary_entropy(probs)
             model = torch.zeros_like(total)
@@ -363,22 +356,9 @@ class GaussianHead(Head):
             points = torch.zeros_like(probs[:, 0], dtype=torch.long)
         else:
             options = self._prediction_points(num_samples, seed)
-            if noise is None and not self.has_posterior:  # no variance
-                probs = clean = torch.softmax(f.mean, -1)
-                model = torch.zeros_like(latent_var[:, 0])
-                points = torch.zeros_like(model, dtype=torch.long)
-            elif noise is None and functional.is_integrated(f, self.link.sampler):
-                probs, model = uncertainty.noise_free_split(f, seed, options["num_samples"])
-                clean, count = probs, functional.num_points(f, options["num_samples"])
-                points = torch.full_like(model, count, dtype=torch.long)
-            else:
-                probs, points = functional.softmax_probs(_add_noise(f, noise), **options)
-                clean = probs if noise is None else functional.softmax_probs(f, **options)[0]
-                model = torch.zeros_like(latent_var[:, 0])
-                if self.has_posterior:
-                    model = uncertainty.model_uncertainty(
-                        f, noise, probs, seed=seed, members=self.num_members
-                    )
+            split = uncertainty.softmax_split(f, noise, posterior=self.has_posterior, **options)
+            probs, clean, model = split.probs, split.clean_probs, split.model
+            points = torch.full_like(model, split.num_points, dtype=torch.long)
             total = uncertainty.entropy(probs)
         model = model.minimum(total)
         data = total - model
@@ -400,14 +380,11 @@ class GaussianHead(Head):
         points.
         """
         count = self.link.num_samples if num_samples is None else num_samples
-        count = None if count is None else math.ceil(count / self.num_members)
         return {
-            "num_samples": count,
+            "num_samples": None if count is None else math.ceil(count / self.num_members),
             "sampler": self.link.sampler,
             "seed": seed,
-            "target_error": functional.TARGET_ERROR * math.sqrt(self.num_members),
-            # A power of two, for which Sobol points are balanced.
-            "first": max(2, 2 ** math.floor(math.log2(functional.FIRST / self.num_members))),
+            "members": self.num_members,
         }
 
     def probs(
@@ -420,6 +397,8 @@ class GaussianHead(Head):
             own = utility.of_member(member, self.num_members) if self.num_members > 1 else utility
             if self.sigmoid:
                 each.append(functional.sigmoid_probs(own))
+            elif self.noise is None and not self.has_posterior:  # no variance
+                each.append(torch.softmax(own.mean, -1))
             else:
                 options = self._prediction_points(num_samples, seed + MEMBER_SEED * member)
                 each.append(functional.softmax_probs(own, **options)[0])
@@ -462,12 +441,13 @@ class GaussianHead(Head):
             log_yes, log_no = (self._mixed(part) for part in functional.sigmoid_log_probs(utility))
             y = y.to(log_yes.dtype)
             return -(y * log_yes + (1 - y) * log_no).sum(-1)
-        points = POSTERIOR_POINTS if posterior else EVAL_POINTS
-        log_probs = self._mixed(functional.softmax_log_probs(utility, num_samples=points, seed=0))
-        return -log_probs.gather(1, y.unsqueeze(1)).squeeze(1)
-
-
-def _add_noise(f: UtilityNormal, noise: UtilityNormal | None) -> UtilityNormal:
-    if noise is None:
-        return f
-    return UtilityNormal(f.mean, f.var + noise.var, join_factors(noise.form, f.form))
+        if self.noise is None and not (posterior and self.has_posterior):  # no variance
+            log_probs = torch.log_softmax(utility.mean, -1)
+        elif y.dim() == 2 or functional.separated(utility)[1] is not None:
+            log_probs = functional.softmax_log_probs(utility, seed=0)
+        else:
+            labels, count = y.repeat_interleave(self.num_members), functional.EVALUATION_POINTS
+            nll = functional.softmax_nll(utility, labels, num_samples=count, seed=0)
+            return -self._mixed(-nll.unsqueeze(-1)).squeeze(-1)
+        log_probs = self._mixed(log_probs)
+        return F.nll_loss(log_probs, y, reduction="none") if y.dim() == 1 else -(y * log_probs).sum(-1)

@@ -26,12 +26,12 @@ from hetsngp.posterior.calibration import (
 )
 from hetsngp.validation import (
     check_batch,
-    check_class_labels,
     check_held_out,
     check_inputs,
     check_loader,
     check_multi_hot,
     check_repeatable,
+    check_targets,
     check_weight,
 )
 
@@ -279,7 +279,7 @@ def _batch_features(model: Classifier, batch: Any, where: str) -> tuple[Tensor, 
     check_inputs(x)
     device = _device(model)
     h = model.finite_features(to_device(x, device))
-    check = check_multi_hot if model.head.sigmoid else check_class_labels
+    check = check_multi_hot if model.head.sigmoid else check_targets
     y = check(to_device(y, device), model.num_classes, h.shape[0])
     h = h.float() if h.dtype in (torch.float16, torch.bfloat16) else h
     if weight is not None:

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetsngp.functional.link import sigmoid_log_probs, softmax_log_probs, softmax_probs
-from hetsngp.functional.uncertainty import binary_entropy, entropy, mixture, model_uncertainty
+from hetsngp.functional.link import num_points, sigmoid_log_probs, softmax_log_probs, softmax_probs
+from hetsngp.functional.uncertainty import binary_entropy, entropy, mixture, softmax_split
 from hetsngp.types import Prediction, UtilityNormal
 
 
@@ -26,11 +26,11 @@ def utilities(draw: st.DrawFn) -> UtilityNormal:
 @settings(max_examples=60, deadline=None)
 @given(utilities())
 def test_probabilities_are_probabilities(u: UtilityNormal) -> None:
-    probs, points = softmax_probs(u, max_points=2**10)
+    probs, points = softmax_probs(u)
     assert torch.isfinite(probs).all()
     assert (probs >= 0).all()
     assert torch.allclose(probs.sum(-1), torch.ones(2, dtype=torch.float64), atol=1e-9)
-    assert (points <= 2**10).all()
+    assert points == num_points(u, None, "sobol") <= 512
     log_probs = softmax_log_probs(u, num_samples=32, seed=0)
     assert torch.isfinite(log_probs).all()
     assert torch.allclose(log_probs.exp().sum(-1), torch.ones(2, dtype=torch.float64), atol=1e-9)
@@ -50,12 +50,12 @@ def test_a_common_shift_of_the_logits_changes_nothing(u: UtilityNormal, shift: f
 @given(utilities())
 def test_model_uncertainty_lies_between_zero_and_what_there_is(u: UtilityNormal) -> None:
     noise = UtilityNormal(torch.zeros_like(u.mean), u.var.flip(0), None)
-    probs, _ = softmax_probs(UtilityNormal(u.mean, u.var + noise.var, u.factor), max_points=2**12)
-    model = model_uncertainty(u, noise, probs)
-    assert (model >= 0).all()
-    assert (model <= math.log(u.mean.shape[-1]) + 1e-9).all()
-    # Averaging over the function cannot make a label more certain than its noise alone leaves it.
-    assert (model <= entropy(probs) + 0.05).all()
+    for given_noise in (noise, None):
+        split = softmax_split(u, given_noise)
+        assert (split.model >= 0).all()
+        assert (split.model <= math.log(u.mean.shape[-1]) + 0.1).all()
+        # Averaging over the function cannot make a label more certain than its noise alone leaves it.
+        assert (split.model <= entropy(split.probs) + 0.1).all()
 
 
 @st.composite

@@ -21,12 +21,22 @@ def _utility(mean: Tensor) -> UtilityNormal:
     "function",
     [
         lambda mean: softmax_nll(_utility(mean), LABELS, num_samples=8, seed=0),
+        lambda mean: softmax_nll(_utility(mean), torch.full((3, 4), 0.25), num_samples=8, seed=0),
+        lambda mean: softmax_log_probs(_utility(mean), num_samples=8, seed=0, sampler="mc"),
         lambda mean: softmax_log_probs(_utility(mean), num_samples=8, seed=0),
         lambda mean: softmax_log_probs(_utility(mean), num_samples=8, seed=0, likelihood="mean_log"),
         lambda mean: log_expected_sigmoid(mean, torch.ones_like(mean)),
         lambda mean: expected_log_sigmoid(mean, torch.ones_like(mean)),
     ],
-    ids=["label loss", "log of the mean", "mean of the log", "log expected sigmoid", "expected log sigmoid"],
+    ids=[
+        "label loss",
+        "soft targets",
+        "streamed",
+        "log of the mean",
+        "mean of the log",
+        "log expected sigmoid",
+        "expected log sigmoid",
+    ],
 )
 def test_a_second_derivative_is_an_error(function: Callable[[Tensor], Tensor]) -> None:
     mean = torch.randn(3, 4, requires_grad=True)

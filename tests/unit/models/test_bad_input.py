@@ -580,7 +580,8 @@ def test_very_large_features_are_unfamiliar(method: str, kind: str, size: float)
     if kind == "direction":
         expected = model.predict(h * 1e6)  # the mean of the features is nothing beside these
         torch.testing.assert_close(far.probs, expected.probs, rtol=1e-3, atol=1e-3)
-        torch.testing.assert_close(far.ood_score, expected.ood_score, rtol=1e-2, atol=1e-3)
+        # The label noise is not of the direction alone.
+        torch.testing.assert_close(far.ood_score, expected.ood_score, rtol=1e-2, atol=1e-2)
         return
     assert far.model_uncertainty.min() > 0.8
     assert far.ood_score.min() > near.ood_score.max()

@@ -44,11 +44,6 @@ FAST = {
     "mimo-softmax-3",
 }
 
-sampled_noise = pytest.mark.xfail(
-    strict=True,
-    reason="the softmax of noisy logits of three classes or more takes points until an error is met",
-)
-
 
 def labels(count: int, num_classes: int, link: str) -> Tensor:
     y = torch.arange(count) % num_classes
@@ -112,8 +107,6 @@ def combinations() -> Iterator[Any]:
                     if name not in FAST and num_classes == 2 and posterior not in ("", "kronecker"):
                         continue  # two classes see the variance of one difference, whatever it comes from
                     marks = [] if name in FAST else [pytest.mark.slow]
-                    if method in NOISY and link == "softmax" and num_classes > 2:
-                        marks.append(sampled_noise)
                     yield pytest.param(method, link, num_classes, posterior, marks=marks, id=name)
 
 
@@ -216,7 +209,7 @@ def test_images_through_bounded_convolutions_and_batch_norm() -> None:
 def test_the_first_call_of_all_may_be_an_export(strict: bool) -> None:
     """Constants are cached: none may be made of tensors without values, as tracing has them."""
     model = fitted("sngp", 3)
-    integration._pieces_on.cache_clear()
+    integration._lines_on.cache_clear()
     sampling._constant_points.cache_clear()
     program = exported(model, strict=strict)
     assert sampling._constant_points.cache_info().currsize > 0

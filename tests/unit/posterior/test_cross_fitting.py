@@ -18,6 +18,7 @@ from tests.contract import toy
 from torch import Tensor
 
 import hetsngp
+from hetsngp.functional import link
 from hetsngp.models.methods import METHODS
 from hetsngp.posterior.cross_fitting import cross_fit_posterior
 
@@ -154,7 +155,7 @@ def test_the_final_temperature_is_that_of_predictions_on_the_pool(
 ) -> None:
     """Each example under the posterior that has not seen it, by weight; the prior is around that of training,
     and all examples are calibration examples."""
-    monkeypatch.setattr("hetsngp.nn.heads.POSTERIOR_POINTS", 4096)  # so that only the search may differ
+    monkeypatch.setattr(link, "EVALUATION_POINTS", 1024)  # so that only the search may differ
     model, folds, report = crossed(method, posterior=posterior)
     weight = data()[2]
 
