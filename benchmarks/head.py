@@ -6,10 +6,8 @@ Both heads have the same weights and the same ``shared`` posterior, at B = 128, 
 textbook's materialises S × K samples of the logits for every row, as the original code does:
 S = 5,000 to predict, 1,000 to train.
 
-* predict: all of ours (``head.predict``: probabilities, clean probabilities and the split of uncertainty,
-with
-  the number of points chosen from a target error) against the textbook's probabilities alone. "probs": our
-  probabilities alone.
+* predict: all of ours (``head.predict``: probabilities, clean probabilities and the split of uncertainty)
+  against the textbook's probabilities alone. "probs": our probabilities alone.
 * train: loss and gradient of every parameter. Ours takes the smallest number of points whose gradient error
   is no larger than the textbook's; the errors in the weights of the mean, of d and of V alone are in the
   JSON.
@@ -55,7 +53,7 @@ NOISE: dict[str, tuple[float, float] | None] = {
     "medium": (1.5, 1.5),
     "wide": (4.0, 4.0),
 }
-POINTS = (64, 128, 192, 256, 320, 384, 448, 512, 768, 1024, 2048)
+POINTS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 REPETITIONS = 24  # gradients from which an error is estimated
 REFERENCE = 2**16
 REFERENCE_EXAMPLES = 8
