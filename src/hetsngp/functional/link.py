@@ -48,9 +48,10 @@ from hetsngp.types import Factor, FactorSum, UtilityNormal, join_factors
 
 # Error of a probability from the default number of points, about (benchmarks/split.py).
 TARGET_ERROR = 0.005
-# Points of the factor's coordinates in training, where errors average over batches and steps, for held-out
-# data, and of targets that are no labels.
-TRAINING_POINTS, EVALUATION_POINTS, SOFT_POINTS = 4, 128, 16
+# Points of the factor's coordinates in training, where errors average over batches and steps, and of targets
+# that are no labels; for held-out data, of few and of many classes, and of all coordinates.
+TRAINING_POINTS, SOFT_POINTS = 4, 16
+EVALUATION_POINTS, EVALUATION_POINTS_MANY, EVALUATION_POINTS_SAMPLED = 128, 32, 512
 # Points of predictions, fewer for very many classes, whose probabilities are small, and numbers of classes
 # from which that is so, and up to which classes are few.
 PREDICTION_POINTS, PREDICTION_POINTS_MANY = 256, 128
@@ -121,6 +122,13 @@ def num_points(utility: UtilityNormal, num_samples: int | None, sampler: str, me
         return num_draws(classes)
     count = max(num_factor_points(classes) // members, _TOGETHER)
     return count * SAMPLED if is_sampled(rest, sampler) else count
+
+
+def num_evaluation_points(num_classes: int, sampler: str = "sobol") -> int:
+    """Number of points of the loss of held-out data."""
+    if sampler != "sobol":
+        return EVALUATION_POINTS_SAMPLED
+    return EVALUATION_POINTS if num_classes < MANY_CLASSES else EVALUATION_POINTS_MANY
 
 
 def correlated_draws(contrasts: Factor, eps: Tensor) -> tuple[Tensor, Tensor]:
@@ -247,11 +255,12 @@ def softmax_log_probs(
         seed = draw_seed(generator) if seed is None else seed
         points = IntegrationPoints(sampler, rank, diagonal, seed, part)
         flip = random_signs(points, utility.mean.shape[0], utility.mean) if decorrelate else None
-        count = num_samples or EVALUATION_POINTS * SAMPLED
+        count = num_samples or EVALUATION_POINTS_SAMPLED
         out: Tensor = StreamedLogSoftmax.apply(points, count, likelihood, flip, *pack(utility))
         return out
     rest, _ = separated(utility)
-    eps = _factor_points(rest, num_samples or EVALUATION_POINTS, generator, seed, decorrelate, part)
+    count = num_samples or num_evaluation_points(utility.mean.shape[-1])
+    eps = _factor_points(rest, count, generator, seed, decorrelate, part)
     means = point_means(rest, eps)
     diagonal_of = Diagonal.of(rest.var, means.shape[2])
     if likelihood == "log_mean":

@@ -272,8 +272,11 @@ class GaussianHead(Head):
 
     def _points(self, generator: torch.Generator | None) -> dict[str, Any]:
         """Arguments of the integration: new points in training, fixed ones in evaluation."""
+        count = self.link.num_samples
+        if count is None and not self.training:
+            count = functional.num_evaluation_points(self.num_classes, self.link.sampler)
         return {
-            "num_samples": self.link.num_samples or (None if self.training else functional.EVALUATION_POINTS),
+            "num_samples": count,
             "sampler": self.link.sampler,
             "generator": generator,
             "seed": None if self.training or generator is not None else 0,
@@ -446,7 +449,8 @@ class GaussianHead(Head):
         elif y.dim() == 2 or functional.separated(utility)[1] is not None:
             log_probs = functional.softmax_log_probs(utility, seed=0)
         else:
-            labels, count = y.repeat_interleave(self.num_members), functional.EVALUATION_POINTS
+            labels = y.repeat_interleave(self.num_members)
+            count = functional.num_evaluation_points(self.num_classes)
             nll = functional.softmax_nll(utility, labels, num_samples=count, seed=0)
             return -self._mixed(-nll.unsqueeze(-1)).squeeze(-1)
         log_probs = self._mixed(log_probs)

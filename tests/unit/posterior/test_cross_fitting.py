@@ -155,7 +155,8 @@ def test_the_final_temperature_is_that_of_predictions_on_the_pool(
 ) -> None:
     """Each example under the posterior that has not seen it, by weight; the prior is around that of training,
     and all examples are calibration examples."""
-    monkeypatch.setattr(link, "EVALUATION_POINTS", 1024)  # so that only the search may differ
+    for name in ("EVALUATION_POINTS", "EVALUATION_POINTS_SAMPLED"):  # so that only the search may differ
+        monkeypatch.setattr(link, name, 2048)
     model, folds, report = crossed(method, posterior=posterior)
     weight = data()[2]
 
