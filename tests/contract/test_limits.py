@@ -61,8 +61,8 @@ def test_hetsngp_without_noise_is_sngp(posterior: str, noise: str, classes: int)
     error = 1e-3 if classes == 2 else hetsngp.functional.link.TARGET_ERROR
     torch.testing.assert_close(q.probs, p.probs, rtol=0, atol=error)
     torch.testing.assert_close(q.latent_variance, p.latent_variance)
-    # 64 × 32 nested points against 256 × 1: integration error, not a difference of the models.
-    torch.testing.assert_close(q.model_uncertainty, p.model_uncertainty, rtol=0, atol=0.03)
+    # Integration error, not a difference of the models.
+    torch.testing.assert_close(q.model_uncertainty, p.model_uncertainty, rtol=0, atol=0.006)
     losses = [m.loss(x, y, generator=torch.Generator().manual_seed(0)).detach() for m in (sngp, het)]
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-4, atol=1e-5)
 

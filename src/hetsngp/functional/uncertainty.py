@@ -213,7 +213,7 @@ class _Nested(NamedTuple):
 
     @staticmethod
     def of(probs: Tensor) -> _Nested:
-        """Of probabilities by each part of the points of the noise, (B, M, parts, K).
+        """Estimate from probabilities by each part of the points of the noise, (B, M, parts, K).
 
         The entropy of a mean is too small by a part of order 1/M, which the means of two halves tell.
         """
@@ -227,7 +227,7 @@ class _Nested(NamedTuple):
 
     @property
     def standard_error(self) -> Tensor:
-        """Of independent points: (B,)."""
+        """Standard error of the mean divergence, as if points were independent: (B,)."""
         return self.divergence.std(1) / math.sqrt(self.divergence.shape[1])
 
     def slope(self, control: _Nested) -> Tensor:

@@ -292,8 +292,7 @@ class Classifier(nn.Module):
 
         For ``torch.export.export`` with a dynamic batch and ``torch.compile(fullgraph=True)``: one graph,
         with fixed integration points, without factorisations and without checks of values. Its answers are
-        those of ``predict`` to rounding. The posterior must be fitted, as for ``predict``. Label noise over
-        three classes or more under the softmax has no fixed points yet, and cannot be exported.
+        those of ``predict`` to rounding. The posterior must be fitted, as for ``predict``.
 
         >>> import hetsngp
         >>> from hetsngp.nn.backbones import ResidualMLP

@@ -255,6 +255,18 @@ def test_logits_that_a_product_cannot_hold_are_numbers() -> None:
     assert (split.model >= 0).all()
 
 
+def test_the_bias_of_few_points_of_f_is_extrapolated() -> None:
+    """p(f) ~ Dirichlet(1): I(y; f) = log K − ψ(K + 1) + ψ(2), and M points have some (K − 1)/2M less."""
+    classes, points = 10, 16
+    torch.manual_seed(0)
+    probs = torch.distributions.Dirichlet(torch.ones(classes).double()).sample((4000, points))
+    true = math.log(classes) - float(torch.digamma(torch.tensor([classes + 1.0, 2.0])).diff().neg())
+    plain = float((entropy(probs.mean(1)) - entropy(probs).mean(1)).mean()) - true
+    left = float(uncertainty._Nested.of(probs.unsqueeze(2)).information.mean()) - true
+    assert plain < -0.02
+    assert abs(left) < abs(plain) / 8
+
+
 @pytest.mark.parametrize(("parts", "gain"), [(2, 4), (4, 8)])
 def test_the_bias_of_an_entropy_is_extrapolated(parts: int, gain: float) -> None:
     """Frequencies of N draws: H is too small by (K − 1)/2N and more."""
