@@ -38,7 +38,8 @@ EULER = 0.5772156649015329
 # is an argmax but for a share of 1/σ, and an argmax does not depend on the scale.
 LARGEST = 40.0
 # Degree of the tabulated polynomials; at many points, whose errors average, a lower one is enough.
-DEGREE, COARSE_DEGREE = 12, 8
+# Where nodes are placed, what is wrong with a place is mended by its weight.
+DEGREE, COARSE_DEGREE, PLACING_DEGREE = 12, 8, 4
 
 
 class Grid(NamedTuple):
@@ -54,15 +55,16 @@ class Grid(NamedTuple):
 
 
 FINE = Grid(nodes=20, low=-11.0, high=2.4, steps=2, first=0.9)
-# For each of several points of a factor, whose nodes differ in place so that errors average: probabilities,
-# those of many classes, the loss of a label with its gradient, and that of few classes, which cost little.
+# For each of several points of a factor, whose nodes differ in place so that errors average: probabilities
+# with a gradient, the loss of a label with its gradient, and that of few classes, which cost little.
 COARSE = Grid(nodes=5, low=-5.0, high=1.6, steps=1, first=2.0)
-SPARSE = Grid(nodes=3, low=-4.5, high=1.2, steps=1, first=3.0)
 ROUGH = Grid(nodes=4, low=-4.5, high=1.8, steps=1, first=1.6)
 CLOSE = Grid(nodes=8, low=-7.0, high=2.2, steps=1, first=1.2)
 MANY_CLASSES = 64
 # Elements of a working chunk on a CPU and on a GPU.
 _CHUNK, _CHUNK_ON_GPU = 2**19, 2**26
+# Elements up to which memory is kept from call to call.
+_KEPT = 2**23
 
 
 # --- tables ----------------------------------------------------------------------------------------------
@@ -92,7 +94,7 @@ def _exact(x: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (-log_phi).log(), slope, (torch.softmax(tilted, -1) * at).sum(-1)
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=3)
 def _lines(degree: int) -> Tensor:
     """Coefficients of log Λ and of x̂ at equidistant v = σ/(σ + 2), and their rise to the next v, in float64:
     (2, 2·(degree + 1), n).
@@ -171,7 +173,9 @@ class Curves(NamedTuple):
         their interval: (B, K, S, T) each.
         """
         shape = (*mean.shape, time.shape[-1])
-        start = (mean - self.centre.squeeze(-1)) * self.scale.squeeze(-1)
+        scale = self.scale.squeeze(-1)
+        origin = -self.centre.squeeze(-1) * scale
+        start = torch.addcmul(origin, mean, scale, out=_part(memory, "start", mean.shape))
         first, second = _part(memory, "inside", shape), _part(memory, "outside", shape)
         x = torch.addcmul(start.unsqueeze(-1), time.unsqueeze(1), self.scale, out=second)
         inside = torch.clamp(x, -1, 1, out=first)
@@ -217,6 +221,17 @@ class Memory:
         kept: Memory = _kept.memory
         return kept
 
+    def part(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Tensor of this name, with whatever values."""
+        size = math.prod(shape)
+        if size > _KEPT:
+            return self.like.new_empty(shape)
+        part = self.parts.get(name)
+        if part is None or part.numel() < size:
+            with torch.inference_mode(False):  # or it could not be written to outside of that mode
+                part = self.parts[name] = self.like.new_empty(size)
+        return part[:size].view(shape)
+
 
 _kept = threading.local()
 
@@ -225,15 +240,18 @@ def _part(memory: Memory | None, name: str, shape: tuple[int, ...]) -> Tensor | 
     """Tensor of this name and shape, to be passed as ``out``; None without memory."""
     if memory is None:
         return None
-    size = math.prod(shape)
-    part = memory.parts.get(name)
-    if part is None or part.numel() < size:
-        with torch.inference_mode(False):  # or it could not be written to outside of that mode
-            part = memory.parts[name] = memory.like.new_empty(size)
     batch, classes, *others = shape
     if math.prod(others) > classes:  # the longer loop is the inner one
-        return part[:size].view(shape)
-    return part[:size].view(batch, *others, classes).movedim(-1, 1)
+        return memory.part(name, shape)
+    return memory.part(name, (batch, *others, classes)).movedim(-1, 1)
+
+
+def scratch(like: Tensor, name: str, shape: tuple[int, ...]) -> Tensor | None:
+    """Tensor to be passed as ``out``, overwritten by the next call of the same name in this thread; None
+    where a compiler plans the memory.
+    """
+    memory = Memory.of(like)
+    return None if memory is None else memory.part(name, shape)
 
 
 def horner(coefficients: Tensor, x: Tensor, derivatives: int, memory: Memory | None = None) -> list[Tensor]:
@@ -276,6 +294,20 @@ def _time_of(log_hazard: Tensor, mean: Tensor, var: Tensor) -> Tensor:
     return functools.reduce(torch.maximum, times)
 
 
+@functools.lru_cache(maxsize=64)
+def _row(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Tensor of these numbers, kept on the device: a copy to a GPU would wait for it."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, device=device, dtype=dtype)
+
+
+def _numbers(values: tuple[float, ...], like: Tensor) -> Tensor:
+    """Numbers (n,) of the dtype and on the device of ``like``."""
+    if torch.compiler.is_compiling():
+        return torch.tensor(values, device=like.device, dtype=like.dtype)
+    return _row(values, like.device, like.dtype)
+
+
 def _ends(mean: Tensor, curves: Curves, grid: Grid, memory: Memory | None) -> Tensor:
     """Times at which log Λ is ``grid.low`` and ``grid.high``, at several points about: (B, S, 2).
 
@@ -284,18 +316,29 @@ def _ends(mean: Tensor, curves: Curves, grid: Grid, memory: Memory | None) -> Te
     log Λ is concave, so that it ends too early rather than too late, where rates have no limit.
     """
     centre = mean if mean.shape[2] == 1 else mean.mean(2, keepdim=True)
-    wanted = torch.tensor([grid.low, grid.high], device=mean.device, dtype=mean.dtype)
-    time = torch.minimum(_time_of(wanted, centre, curves.var), _latest(centre, curves))
-    for _ in range(grid.steps):
-        time, tilt = _newton_step(centre, time, wanted, curves, memory)
+    wanted = _numbers((grid.low, grid.high), mean)
+    time, tilt = _solve(centre, wanted, curves, grid.steps, memory)
     if mean.shape[2] == 1:
         return time
     tilt = tilt[..., 1:]
     spread = 0.5 * tilt.square() * curves.var
     own, middle = (torch.addcmul(spread, tilt, m).logsumexp(1) for m in (mean, centre))
     low, high = (time + ((middle - own) / tilt.squeeze(-1)).unsqueeze(-1)).split(1, -1)
-    high, _ = _newton_step(mean, torch.minimum(high, _latest(mean, curves)), wanted[1:], curves, memory)
-    return torch.cat([low, high], -1)
+    latest = _latest(mean, curves)
+    high, _ = _newton_step(mean, torch.minimum(high, latest), wanted[1:], curves, memory)
+    return torch.cat([low, torch.minimum(high, latest)], -1)
+
+
+def _solve(
+    mean: Tensor, wanted: Tensor, curves: Curves, steps: int, memory: Memory | None
+) -> tuple[Tensor, Tensor]:
+    """Times at which log Λ is ``wanted`` (n,) for means (B, K, S), and its slopes near them: (B, S, n)."""
+    latest = _latest(mean, curves)
+    time = torch.minimum(_time_of(wanted, mean, curves.var), latest)
+    for _ in range(steps):
+        time, tilt = _newton_step(mean, time, wanted, curves, memory)
+        time = torch.minimum(time, latest)
+    return time, tilt
 
 
 def _latest(mean: Tensor, curves: Curves) -> Tensor:
@@ -311,7 +354,7 @@ def _newton_step(
     hazard = torch.exp(value, out=None if memory is None else value)
     total = hazard.sum(1)
     tilt = torch.mul(hazard, slope, out=None if memory is None else slope).sum(1) / total
-    return torch.minimum(time + (wanted - total.log()) / tilt, _latest(mean, curves)), tilt
+    return time + (wanted - total.log()) / tilt, tilt
 
 
 @torch.no_grad()
@@ -384,6 +427,106 @@ class Rates(NamedTuple):
         half = (self.time[..., -2] - self.time[..., -1]) / 2
         tail = self.total[..., -1] * torch.exp(-half)
         return -EULER - torch.lerp(mean, at[..., -1] - half - 1, tail)
+
+
+# --- one node for each point of a factor -----------------------------------------------------------------
+
+# Values of log Λ at which the mean of the points has its times found; between them a polynomial is taken.
+_LEVELS = (-6.3, -3.5, -1.2, 0.4, 1.9)
+
+
+@functools.lru_cache(maxsize=16)
+def _levels_to_powers(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Coefficients, from the highest power, of the polynomial with given values at the levels: (n, n)."""
+    levels = torch.tensor(_LEVELS, dtype=torch.float64)
+    return torch.linalg.inv(torch.linalg.vander(levels)).flip(0).to(device, dtype)
+
+
+_interpolation = constant(_levels_to_powers)
+
+
+class Quantiles(NamedTuple):
+    """One node for each point of a factor.
+
+    Λ(t) is an exponential variable. Its logarithm is one more coordinate of the points, their level: each has
+    one node, at which log Λ is about that, and E p_k is the mean of r_k/r over points. Weights, all of which
+    are near one, make up for the difference between log Λ and the level.
+    """
+
+    origin: Tensor
+    """Argument of the polynomials at μ + t = 0: (B, K, 1)."""
+    scale: Tensor
+    """Its slope: (B, K, 1)."""
+    hazard: Tensor
+    """Polynomials of log Λ: (degree + 1, B, K, 1)."""
+    rough: Tensor
+    """Those that place the nodes."""
+    times: Tensor
+    """Coefficients of the times of the mean as a polynomial in the level, from the highest power: (B, n)."""
+    tilt: Tensor
+    """θ of Chernoff's bound: (B, 1, 1)."""
+    offset: Tensor
+    """θ²σ²/2 less the logarithm of the bound of the mean: (B, K, 1)."""
+
+    @staticmethod
+    def of(mean: Tensor, std: Tensor) -> Quantiles:
+        """Nodes of points around ``mean`` (B, K); standard deviations (B, K) within the table."""
+        curves, rough = (Curves.of(std, d, residual=False) for d in (COARSE_DEGREE, PLACING_DEGREE))
+        wanted, mean = _numbers(_LEVELS, mean), mean.sub(mean.amax(1, keepdim=True)).unsqueeze(-1)
+        time, tilt = _solve(mean, wanted, rough, 2, Memory.of(std))
+        times = time.squeeze(1) @ _interpolation(mean.device, mean.dtype).mT
+        tilt = tilt[..., len(_LEVELS) // 2].unsqueeze(-1)
+        spread = 0.5 * tilt.square() * rough.var
+        bound = torch.addcmul(spread, tilt, mean).logsumexp(1, keepdim=True)
+        scale = rough.scale.squeeze(-1)
+        origin = -rough.centre.squeeze(-1) * scale
+        fine, coarse = curves.hazard.squeeze(-1), rough.hazard.squeeze(-1)
+        return Quantiles(origin, scale, fine, coarse, times, tilt, spread - bound)
+
+    def rows(self, index: slice) -> Quantiles:
+        """Nodes of some rows of the batch."""
+        return Quantiles(*(part[:, index] if part.dim() == 4 else part[index] for part in self))
+
+    def probs(self, means: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+        """Weighted sum of E p over points with means (B, K, S) and levels (S,), and the sum of the weights:
+        (B, K), (B, 1). Overwrites the means.
+        """
+        memory = Memory.of(means)
+        # Numbers near zero keep their digits; the softmax does not change.
+        means.sub_(means.amax(1, keepdim=True))
+        out = _part(memory, "start", means.shape)
+        start = torch.addcmul(self.origin, means, self.scale, out=out)
+        time = self._times(means, start, level, memory).unsqueeze(1)
+        out = _part(memory, "outside", means.shape)
+        x = torch.addcmul(start, time, self.scale, out=out)
+        inside = torch.clamp(x, -1, 1, out=_part(memory, "inside", means.shape))
+        value, slope = horner(self.hazard, inside, 1, memory)
+        value = torch.addcmul(value, slope, x.sub_(inside), out=None if memory is None else value)
+        hazard = value.exp_()
+        total = hazard.sum(1, keepdim=True)  # (B, 1, S)
+        rate = hazard.mul_(slope)  # but for the scale
+        weight = total * torch.exp(level.exp() - level - total)
+        share = weight / (self.scale.mT @ rate)
+        return (rate @ share.mT * self.scale).squeeze(-1), weight.sum(-1)
+
+    def _times(self, means: Tensor, start: Tensor, level: Tensor, memory: Memory | None) -> Tensor:
+        """Times at which log Λ is about ``level`` (S,), for means (B, K, S): (B, S).
+
+        Those of the mean, shifted by the difference of Chernoff's bounds, and two Newton steps: where a wide
+        class comes before narrow ones log Λ is convex, and the first goes too far.
+        """
+        time = horner(self.times.mT.unsqueeze(-1), level, 0)[0]
+        out = _part(memory, "inside", means.shape)
+        ratio = torch.addcmul(self.offset, self.tilt, means, out=out).exp_().sum(1)
+        time = time - ratio.log() / self.tilt.squeeze(-1)
+        for _ in range(2):
+            x = torch.addcmul(start, time.unsqueeze(1), self.scale, out=out).clamp_(-1, 1)
+            value, slope = horner(self.rough, x, 1, memory)
+            hazard = value.exp_()
+            total = hazard.sum(1)
+            tilt = (self.scale.mT @ hazard.mul_(slope)).squeeze(1) / total
+            time = time + (level - total.log()) / tilt
+        return time
 
 
 # --- moments of independent Gaussians --------------------------------------------------------------------

@@ -20,15 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hetsngp.functional.integration import (
-    COARSE,
-    COARSE_DEGREE,
     MANY_CLASSES,
-    SPARSE,
-    Curves,
-    Memory,
-    Rates,
+    Quantiles,
     chunk_of_rows,
     probs_and_entropy,
+    scratch,
     within_table,
 )
 from hetsngp.functional.label_loss import Diagonal, LabelNLL, LogNormalizer, LogProbs, SoftNLL
@@ -52,9 +48,9 @@ TARGET_ERROR = 0.005
 # that are no labels; for held-out data, of few and of many classes, and of all coordinates.
 TRAINING_POINTS, SOFT_POINTS = 4, 16
 EVALUATION_POINTS, EVALUATION_POINTS_MANY, EVALUATION_POINTS_SAMPLED = 128, 32, 512
-# Points of predictions, fewer for very many classes, whose probabilities are small, and numbers of classes
-# from which that is so, and up to which classes are few.
-PREDICTION_POINTS, PREDICTION_POINTS_MANY = 256, 128
+# Points of predictions, more of few classes, whose probabilities are large and cost little; numbers of
+# classes from which they are very many, and up to which they are few.
+PREDICTION_POINTS, PREDICTION_POINTS_FEW = 256, 512
 VERY_MANY_CLASSES, FEW_CLASSES = 512, 32
 # A factor of more columns takes points in all coordinates: so many for each point that they replace.
 WIDE_RANK, SAMPLED = 64, 8
@@ -63,11 +59,11 @@ DENSE_LIMIT = 2**24
 # Part of the gradient of log p(y) by which the points of a label's loss are moved, about that of Laplace's
 # method, and the longest move.
 TOWARDS, LONGEST = 0.6, 1.25
-# Points that a row is computed at together, four times as many of few classes.
-_TOGETHER = 32
+# Least number of points of a member of a mixture.
+FEWEST_POINTS = 32
 # Draws of the differences that the correlations of a posterior make: times the classes, and their least and
 # largest number. Few classes may be far from independent, and cost little.
-CORRELATED_LOGITS, FEWEST_DRAWS, MOST_DRAWS = 2**13, 64, 2048
+CORRELATED_LOGITS, FEWEST_DRAWS, MOST_DRAWS = 2**13, 512, 2048
 
 
 def separated(utility: UtilityNormal) -> tuple[UtilityNormal, Factor | None]:
@@ -96,7 +92,7 @@ def num_draws(num_classes: int) -> int:
     """Number of draws of :func:`correlated_draws`, a power of two.
 
     >>> num_draws(3), num_draws(10), num_draws(100)
-    (2048, 512, 64)
+    (2048, 512, 512)
     """
     wanted = min(max(CORRELATED_LOGITS // num_classes, FEWEST_DRAWS), MOST_DRAWS)
     return 1 << (wanted.bit_length() - 1)
@@ -106,9 +102,9 @@ def num_factor_points(num_classes: int) -> int:
     """Number of points of a prediction.
 
     >>> num_factor_points(3), num_factor_points(1000)
-    (256, 128)
+    (512, 256)
     """
-    return PREDICTION_POINTS if num_classes < VERY_MANY_CLASSES else PREDICTION_POINTS_MANY
+    return PREDICTION_POINTS_FEW if num_classes <= FEW_CLASSES else PREDICTION_POINTS
 
 
 def num_points(utility: UtilityNormal, num_samples: int | None, sampler: str, members: int = 1) -> int:
@@ -120,8 +116,10 @@ def num_points(utility: UtilityNormal, num_samples: int | None, sampler: str, me
         return num_samples
     if rest.form is None and sampler == "sobol":
         return num_draws(classes)
-    count = max(num_factor_points(classes) // members, _TOGETHER)
-    return count * SAMPLED if is_sampled(rest, sampler) else count
+    if not is_sampled(rest, sampler):
+        return max(num_factor_points(classes) // members, FEWEST_POINTS)
+    count = PREDICTION_POINTS if classes < VERY_MANY_CLASSES else PREDICTION_POINTS // 2
+    return SAMPLED * max(count // members, FEWEST_POINTS)
 
 
 def num_evaluation_points(num_classes: int, sampler: str = "sobol") -> int:
@@ -167,26 +165,77 @@ def integrated_softmax(
     eps = constant_points(count, utility.mean.shape[-1], seed + 2, utility.mean)
     for rows in row_chunks(rest.mean, count):
         part = contrasts.map(lambda t, rows=rows: t[rows])  # type: ignore[misc]
-        draws = correlated_draws(part, eps)
-        pieces.append(mean_change(rest.mean[rows].unsqueeze(1), *draws, entropy))
+        mean, draws = rest.mean[rows], correlated_draws(part, eps)
+        if entropy:
+            both = UtilityNormal(mean, torch.zeros_like(mean), part), UtilityNormal(mean, _diagonal(part))
+            known = half_spread(both[0], torch.softmax(mean, -1)) - half_spread(
+                both[1], torch.softmax(mean, -1)
+            )
+            pieces.append(mean_changes(mean, *draws, probs[rows], known))
+        else:
+            pieces.append((mean_change(mean.unsqueeze(1), *draws), given[rows]))
     change, more = (torch.cat(each) for each in zip(*pieces, strict=True))
     return (probs + change).clamp_min(0), given + more
 
 
-def mean_change(mean: Tensor, first: Tensor, second: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
-    """Mean of softmax(mean + first) − softmax(mean + second) over draws (B, S, K), (B, K), and of the
-    difference of their entropies, (B,), zero without ``entropy``.
+def mean_change(mean: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Mean of softmax(mean + first) − softmax(mean + second) over draws (B, S, K): (B, K)."""
+    few = mean.shape[-1] <= FEW_CLASSES
+    p, q = (_softmax(mean + each, few)[1].mean(2 if few else 1) for each in (first, second))
+    return (p - q).mT if few else p - q
+
+
+def mean_changes(
+    mean: Tensor, first: Tensor, second: Tensor, probs: Tensor, known: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As :func:`mean_change` for mean (B, K), and the mean of the difference of the entropies: (B, K), (B,).
+
+    ``probs`` (B, K): the expectation with the second draws. The KL divergence from it, whose mean is what
+    entropies are for, has the second-order part ½(Σ p a² − (Σ p a)²) with p = softmax(mean) and a draw a;
+    ``known`` (B,), the expectation of its difference, makes it a control variate.
     """
     few = mean.shape[-1] <= FEW_CLASSES
-    # A softmax over a short last dimension uses one lane of eight: few classes go in front.
-    at = 0 if few else -1
-    draws = [(mean + each).movedim(-1, 0).contiguous() if few else mean + each for each in (first, second)]
-    p, q = (torch.softmax(each, at) for each in draws)
-    change = (p - q).mean(2).mT if few else (p - q).mean(1)
-    if not entropy:
-        return change, torch.zeros_like(change[:, 0])
-    more = torch.special.entr(p) - torch.special.entr(q)
-    return change, more.sum(at).mean(1)
+    centre = torch.softmax(mean, -1).unsqueeze(-1)
+    log_q = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
+    means, entropies, divergences, spreads = [], [], [], []
+    for draws in (first, second):
+        spreads.append(0.5 * (draws.square() @ centre - (draws @ centre).square()).squeeze(-1))  # (B, S)
+        logits, p = _softmax(mean.unsqueeze(1) + draws, few)
+        means.append(p.mean(2).mT if few else p.mean(1))
+        entropies.append(_softmax_entropy(logits, p, 0 if few else -1))
+        cross = torch.einsum("kbs,bk->bs", p, log_q) if few else (p @ log_q.unsqueeze(-1)).squeeze(-1)
+        divergences.append(-entropies[-1] - cross)
+    control = spreads[0] - spreads[1]
+    deviation = control - control.mean(1, keepdim=True)
+    square = deviation.square().sum(1).clamp_min(torch.finfo(mean.dtype).tiny)
+    slope = ((divergences[0] - divergences[1]) * deviation).sum(1) / square
+    more = (entropies[0] - entropies[1]).mean(1) + slope.clamp(0, 2) * (control.mean(1) - known)
+    return means[0] - means[1], more
+
+
+def _softmax(logits: Tensor, few: bool) -> tuple[Tensor, Tensor]:
+    """Logits (B, S, K) and their softmax; few classes go in front, (K, B, S): a softmax over a short last
+    dimension uses one lane of eight.
+    """
+    logits = logits.movedim(-1, 0).contiguous() if few else logits
+    return logits, torch.softmax(logits, 0 if few else -1)
+
+
+def _softmax_entropy(logits: Tensor, probs: Tensor, dim: int) -> Tensor:
+    """Entropy of probs = softmax(logits), −log max p − Σ p (u − max u), in a third of the time that all
+    logarithms take. Overwrites the logits.
+    """
+    cross = logits.sub_(logits.amax(dim, keepdim=True)).mul_(probs).sum(dim)
+    return -probs.amax(dim).log() - cross
+
+
+def half_spread(utility: UtilityNormal, probs: Tensor, scale: Tensor | float = 1.0) -> Tensor:
+    """½ E[Σ p a² − (Σ p a)²] for probabilities p (B, K) and a = scale ⊙ (u − mean): (B,)."""
+    weight = probs * scale
+    square = (utility.var * weight.square()).sum(-1)
+    if utility.form is not None:
+        square = square + utility.form.project(weight).square().sum(-1)
+    return 0.5 * ((weight * scale * utility.marginal_variance()).sum(-1) - square)
 
 
 def add(latent: UtilityNormal, noise: UtilityNormal | None) -> UtilityNormal:
@@ -404,27 +453,45 @@ def softmax_probs(
     probs = _given_points(rest, count, seed)
     if contrasts is not None:
         probs = probs + _change_by_correlations(utility, rest, contrasts, seed)
-    return probs.clamp_min(0), count
+    return probs.clamp(0, 1), count  # by rounding and draws they may be outside
 
 
 def _given_points(utility: UtilityNormal, count: int, seed: int) -> Tensor:
     """E softmax(u) with independent classes but for the factor: (B, K)."""
     form, (batch, classes) = utility.form, utility.mean.shape
     assert form is not None
-    eps = constant_points(count, form.rank, seed, utility.mean)
-    _, std, shrink = within_table(utility.mean, utility.var)
-    curves, memory = Curves.of(std, COARSE_DEGREE, residual=False), Memory.of(std)
-    together = _TOGETHER if classes > FEW_CLASSES else 4 * _TOGETHER
-    grid = COARSE if classes < MANY_CLASSES else SPARSE
-    size = batch if memory is None else chunk_of_rows(std, min(count, together) * grid.nodes * classes)
+    # The time first, which has the best coordinate: its points are equidistant.
+    points = constant_points(count, 1 + form.rank, seed, utility.mean)
+    level, eps = (-torch.special.log_ndtr(points[:, 0])).log(), points[:, 1:]
+    mean, std, shrink = within_table(utility.mean, utility.var)
+    nodes, traced = Quantiles.of(mean, std), torch.compiler.is_compiling()
+    scaled = UtilityNormal(mean, std, form.weighted(1 / shrink))
+    size = batch if traced else chunk_of_rows(std, count * classes)
+    together = count if traced else chunk_of_rows(std, classes)
     pieces = []
-    for rows in (slice(i, i + size) for i in range(0, batch, size)) if memory is not None else [slice(None)]:
-        part, own, total = utility.rows(rows), curves.rows(rows), torch.zeros_like(utility.mean[rows])
-        for points in eps.split(together):
-            rates = Rates.of(point_means(part, points) / shrink[rows].unsqueeze(-1), own, grid, 1, memory)
-            total = total + len(points) / count * rates.mean(rates.rate)
-        pieces.append(total)
+    for rows in [slice(None)] if traced else [slice(i, i + size) for i in range(0, batch, size)]:
+        part, own = scaled.rows(rows), nodes.rows(rows)
+        total, weight = torch.zeros_like(part.mean), torch.zeros_like(part.mean[:, :1])
+        for some, levels in zip(eps.split(together), level.split(together), strict=True):
+            sums = own.probs(_written_means(part, some), levels)
+            total, weight = total + sums[0], weight + sums[1]
+        pieces.append(total / weight)
     return torch.cat(pieces)
+
+
+def _written_means(utility: UtilityNormal, eps: Tensor) -> Tensor:
+    """As :func:`point_means`, with the longer of the dimensions K and S as the inner one, in memory that the
+    next call overwrites.
+    """
+    form, (batch, classes), count = utility.form, utility.mean.shape, len(eps)
+    assert form is not None
+    factor = form.dense().expand(batch, -1, -1)
+    points = eps.expand(batch, -1, -1)
+    if count > classes:
+        out = scratch(eps, "means", (batch, classes, count))
+        return torch.baddbmm(utility.mean.unsqueeze(2), factor, points.mT, out=out)
+    out = scratch(eps, "means", (batch, count, classes))
+    return torch.baddbmm(utility.mean.unsqueeze(1), points, factor.mT, out=out).mT
 
 
 def _change_by_correlations(
@@ -446,5 +513,5 @@ def _change_by_correlations(
         noise = part.mean.unsqueeze(1) + part.var.sqrt().unsqueeze(1) * of_diagonal
         noise = noise + others.matmul(of_factor)
         draws = correlated_draws(contrasts.map(lambda t, rows=rows: t[rows]), of_contrasts)  # type: ignore[misc]
-        pieces.append(mean_change(noise, *draws, entropy=False)[0])
+        pieces.append(mean_change(noise, *draws))
     return torch.cat(pieces)

@@ -216,17 +216,21 @@ def num_coordinates(utility: UtilityNormal) -> tuple[int, int]:
     return (0 if form is None else form.rank), (utility.mean.shape[-1] if diagonal else 0)
 
 
-def _draw(utility: UtilityNormal, std: Tensor, eps_factor: Tensor, eps_diagonal: Tensor) -> Tensor:
-    """u = mean + std ⊙ ε_K + F ε_R, Eq. (4): (b, n, K) for points (n, ·) or (b, n, ·)."""
+def _draw(
+    utility: UtilityNormal, std: Tensor, eps_factor: Tensor, eps_diagonal: Tensor, out: Tensor | None = None
+) -> Tensor:
+    """u = mean + std ⊙ ε_K + F ε_R, Eq. (4): (b, n, K) for points (n, ·) or (b, n, ·), into ``out``, which
+    needs a diagonal.
+    """
     u = utility.mean.unsqueeze(-2)
     if eps_diagonal.shape[-1]:
-        u = torch.addcmul(u, std.unsqueeze(-2), eps_diagonal)
+        u = torch.addcmul(u, std.unsqueeze(-2), eps_diagonal, out=out)
     form = utility.form
     if form is None:
         return u
-    if isinstance(form, Factor) and form.is_dense:
+    if out is not None or (isinstance(form, Factor) and form.is_dense):
         eps = eps_factor.expand(u.shape[0], -1, -1)
-        return torch.baddbmm(u, eps, form.basis.mT)
+        return torch.baddbmm(u, eps, form.dense().expand(u.shape[0], -1, -1).mT, out=out)
     return u + form.matmul(eps_factor)
 
 
@@ -270,11 +274,11 @@ def unpack(tensors: list[Tensor | None]) -> tuple[UtilityNormal, Tensor]:
     return UtilityNormal(mean, std, FactorSum(tuple(parts)) if parts else None), std
 
 
-def sample(utility: UtilityNormal, count: int, *, seed: int = 0) -> Tensor:
-    """Draws of u at quasi-random points of all coordinates, all in memory: (B, count, K)."""
+def sample(utility: UtilityNormal, count: int, *, seed: int = 0, out: Tensor | None = None) -> Tensor:
+    """Draws of u at quasi-random points of all coordinates, all in memory: (B, count, K), into ``out``."""
     rank = 0 if utility.form is None else utility.form.rank
     eps = constant_points(count, rank + utility.mean.shape[-1], seed, utility.mean)
-    return _draw(utility, utility.var.sqrt(), eps[:, :rank], eps[:, rank:])
+    return _draw(utility, utility.var.sqrt(), eps[:, :rank], eps[:, rank:], out)
 
 
 class StreamedLogSoftmax(torch.autograd.Function):

@@ -21,14 +21,16 @@ from torch import Tensor
 from hetsngp.functional.integration import (
     chunk_of_rows,
     probs_and_entropy,
+    scratch,
 )
 from hetsngp.functional.link import (
     VERY_MANY_CLASSES,
     add,
     correlated_draws,
     difference,
+    half_spread,
     integrated_softmax,
-    mean_change,
+    mean_changes,
     num_draws,
     num_points,
     separated,
@@ -38,8 +40,15 @@ from hetsngp.functional.quadrature import expected_sigmoid
 from hetsngp.functional.sampling import constant_points, sample
 from hetsngp.types import Prediction, UtilityNormal
 
-# Points f, and their least number; points of the label noise, more from VERY_MANY_CLASSES on.
-OUTER, FEWEST_OUTER, INNER, INNER_MANY = 64, 16, 512, 1024
+# Points f, and their least number; points of the label noise, more from VERY_MANY_CLASSES on, and the parts
+# of them from which their errors are extrapolated.
+OUTER, FEWEST_OUTER = 64, 16
+INNER, INNER_MANY, PARTS, PARTS_MANY = 512, 1024, 2, 4
+# The surrogate's p(μ) takes so many times fewer points. Chunks are so many times larger than elsewhere, more
+# on a GPU, where the host launches kernels more slowly than they run.
+CENTRE, CHUNKS, CHUNKS_ON_GPU = 4, 2, 4
+# Largest correction of the mean of p(f) over the points f.
+LARGEST_RATIO = 5.0
 # Largest difference of the known expectation of a control to its estimate, in standard errors.
 LARGEST_CHANGE = 2.0
 # Without label noise I(y; f) is at least so much, or what it is to second order.
@@ -127,13 +136,26 @@ def softmax_split(
 @torch.no_grad()
 def _noisy(latent: UtilityNormal, noise: UtilityNormal, seed: int, members: int) -> Tensor:
     """I(y; f) = H(E_f p(f)) − E_f H(p(f)), p(f) = E_ε softmax(f + ε): (B,)."""
-    batch, classes = latent.mean.shape
+    classes = latent.mean.shape[-1]
     outer, inner = max(OUTER // members, FEWEST_OUTER), num_inner(classes)
-    if torch.compiler.is_compiling():
-        return _noisy_rows(latent, noise, outer, inner, seed)
-    size = chunk_of_rows(latent.mean, inner * classes)
-    parts = (slice(i, i + size) for i in range(0, batch, size))
-    return torch.cat([_noisy_rows(latent.rows(i), noise.rows(i), outer, inner, seed) for i in parts])
+    surrogate = _Surrogate.of(latent, noise, inner // CENTRE, seed)
+    pieces = []
+    for rows in _chunks(latent.mean, inner * classes):
+        f, own = latent.rows(rows), surrogate.rows(rows)
+        draws = _outer_draws(f, outer, seed + 2)[0]
+        given = _Noise.of(noise.rows(rows), inner, seed + 1)
+        parts = PARTS if classes < VERY_MANY_CLASSES else PARTS_MANY
+        pieces.append(own.information(draws, given.probs(f.mean.unsqueeze(1) + draws, parts)))
+    return torch.cat(pieces)
+
+
+def _chunks(mean: Tensor, elements: int) -> list[slice]:
+    """Slices of the rows of mean (B, K), each of so many elements, that are computed together."""
+    if torch.compiler.is_compiling():  # the number of slices would be that of the traced batch
+        return [slice(None)]
+    larger = CHUNKS if mean.device.type == "cpu" else CHUNKS_ON_GPU
+    size = chunk_of_rows(mean, elements // larger)
+    return [slice(i, i + size) for i in range(0, len(mean), size)]
 
 
 def num_inner(num_classes: int) -> int:
@@ -145,111 +167,154 @@ def num_inner(num_classes: int) -> int:
     return INNER if num_classes < VERY_MANY_CLASSES else INNER_MANY
 
 
-def _noisy_rows(latent: UtilityNormal, noise: UtilityNormal, outer: int, inner: int, seed: int) -> Tensor:
-    mean = latent.mean
-    given = _Noise(noise, inner, seed + 1)
-    correlated, _, var = _outer_draws(latent, outer, seed + 2)
-    centre, slope = given.centre(mean)
-    # Between that at the mean and that of a probit, which is nearer far from the mean.
-    slope = (slope / (1 + math.pi / 8 * noise.marginal_variance()).sqrt()).sqrt()
-    start = centre.log()
-    surrogate = torch.softmax(start.unsqueeze(1) + slope.unsqueeze(1) * correlated, -1)
-    found = _Nested.of(given.probs(mean.unsqueeze(1) + correlated))
-    control = _Nested.of(surrogate.unsqueeze(2))
-    probs, given_f = probs_and_entropy(start, slope.square() * var)
-    if latent.form is not None:
-        first, second, _ = _outer_draws(latent, num_draws(mean.shape[-1]), seed + 2)
-        scale = slope.unsqueeze(1)
-        change, more = mean_change(start.unsqueeze(1), scale * first, scale * second, entropy=True)
-        probs, given_f = (probs + change).clamp_min(0), given_f + more
-    change = entropy(probs) - given_f - control.information
-    # The integral's error does not shrink with I(y; f), as that of the points does.
-    limit = LARGEST_CHANGE * control.standard_error
-    return found.information + found.slope(control) * change.clamp(-limit, limit)
+class _Surrogate(NamedTuple):
+    """Surrogate of p(f), s(f) = softmax(log p(μ) + κ ⊙ (f − μ)), and its known expectations."""
+
+    start: Tensor
+    """log p(μ): (B, K)."""
+    slope: Tensor
+    """κ: (B, K)."""
+    probs: Tensor
+    """E s(f): (B, K)."""
+    entropy: Tensor
+    """E H(s(f)): (B,)."""
+
+    @staticmethod
+    def of(latent: UtilityNormal, noise: UtilityNormal, count: int, seed: int) -> _Surrogate:
+        """Surrogate whose p(μ) is a mean over ``count`` points of the noise."""
+        mean, found = latent.mean, []
+        for rows in _chunks(mean, count * mean.shape[-1]):
+            found.append(_Noise.of(noise.rows(rows), count, seed + 1).centre(mean[rows]))
+        centre, slope = (torch.cat(each) for each in zip(*found, strict=True))
+        # Between that at the mean and that of a probit, which is nearer far from the mean.
+        slope = (slope / (1 + math.pi / 8 * noise.marginal_variance()).sqrt()).sqrt()
+        start, draws = centre.log(), num_draws(mean.shape[-1])
+        probs, given_f = probs_and_entropy(start, slope.square() * _outer_variance(latent))
+        if latent.form is None:
+            return _Surrogate(start, slope, probs, given_f)
+        changes = []
+        var, centre = _outer_variance(latent), torch.softmax(start, -1)
+        known = half_spread(latent, centre, slope) - half_spread(UtilityNormal(mean, var), centre, slope)
+        for rows in _chunks(mean, draws * mean.shape[-1]):
+            scale = slope[rows].unsqueeze(1)
+            first, second = (scale * each for each in _outer_draws(latent.rows(rows), draws, seed + 2))
+            changes.append(mean_changes(start[rows], first, second, probs[rows], known[rows]))
+        change, more = (torch.cat(each) for each in zip(*changes, strict=True))
+        return _Surrogate(start, slope, (probs + change).clamp_min(0), given_f + more)
+
+    def rows(self, index: slice) -> _Surrogate:
+        """Surrogates of some rows of the batch."""
+        return _Surrogate(*(part[index] for part in self))
+
+    def information(self, draws: Tensor, probs: Tensor) -> Tensor:
+        """I(y; f) from f − μ (B, M, K), in its second half the antithetic ones of the first, and p(f) by each
+        part of the points of the noise (B, parts, M, K): (B,).
+
+        For any q, I(y; f) = E KL(p(f) ‖ q) − KL(E p(f) ‖ q). q is the mean of p(f) over the points, times
+        what the mean of the surrogate has to be multiplied by to be its expectation: so near to E p(f) that
+        the second term is negligible. The first has KL(s(f) ‖ q), of known expectation, as control variate.
+        """
+        tiny = torch.finfo(probs.dtype).tiny
+        surrogate = torch.softmax(self.start.unsqueeze(1) + self.slope.unsqueeze(1) * draws, -1)
+        mean, entropies = surrogate.mean(1), _entropy(surrogate)
+        ratio = (self.probs / mean.clamp_min(tiny)).clamp(1 / LARGEST_RATIO, LARGEST_RATIO)
+        change = self.probs - mean
+        values = []
+        for count in (count for count in (1, 2, 4) if count <= probs.shape[1]):
+            of_part = probs if count == probs.shape[1] else probs.unflatten(1, (count, -1)).mean(2)
+            means, given_f = of_part.mean(2), _entropy(of_part)  # (B, count, K), (B, count, M)
+            q = means * ratio.unsqueeze(1)
+            log_q = (q / q.sum(-1, keepdim=True)).clamp_min(tiny).log()
+            if count == 1:
+                weight, limit = _regression(surrogate, entropies, of_part[:, 0], given_f[:, 0], log_q[:, 0])
+            value = -given_f.mean(2) - (means * log_q).sum(-1)
+            control = (entropies.mean(1) - self.entropy).unsqueeze(1) - (log_q @ change.unsqueeze(-1))[..., 0]
+            # The integral's error does not shrink with I(y; f), as that of the points does.
+            values.append((value + weight * control.clamp(-limit, limit)).mean(1))
+        return _extrapolated(values)
 
 
-class _Noise:
+def _regression(
+    surrogate: Tensor, surrogate_entropy: Tensor, probs: Tensor, entropies: Tensor, log_q: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Regression of KL(p(f) ‖ q) on KL(s(f) ‖ q) over antithetic pairs of points, and the largest change of
+    the mean of the latter: (B, 1) each. Probabilities (B, M, K), entropies (B, M), log q (B, K).
+    """
+    pairs = []
+    for p, of_p in ((surrogate, surrogate_entropy), (probs, entropies)):
+        divergence = -of_p - (p @ log_q.unsqueeze(-1)).squeeze(-1)
+        pairs.append(divergence.unflatten(1, (2, -1)).mean(1))
+    x = pairs[0] - pairs[0].mean(1, keepdim=True)
+    square = x.square().sum(1, keepdim=True)
+    slope = (x * pairs[1]).sum(1, keepdim=True) / square.clamp_min(torch.finfo(x.dtype).tiny)
+    limit = LARGEST_CHANGE * (square / (x.shape[1] - 1) / x.shape[1]).sqrt()
+    return slope.clamp(0, 2), limit
+
+
+def _extrapolated(values: list[Tensor]) -> Tensor:
+    """Limit N → ∞ of values from N points, and of the means of those from N/2 and N/4."""
+    for order in range(1, len(values)):
+        values = [(2**order * more - less) / (2**order - 1) for more, less in itertools.pairwise(values)]
+    return values[0]
+
+
+def _entropy(probs: Tensor) -> Tensor:
+    """Entropies of positive probabilities, (…, K) → (…): in half the time of :func:`entropy`."""
+    tiny = torch.finfo(probs.dtype).tiny
+    return -probs.add(tiny).log_().mul_(probs).sum(-1)
+
+
+class _Noise(NamedTuple):
     """p(f) = E_ε softmax(f + ε) at the same points ε for every f.
 
     e^{f + ε} is a product, so that for M points f and N points ε the sums over classes, and those over ε of
     e^ε over them, are products of matrices.
     """
 
-    def __init__(self, noise: UtilityNormal, count: int, seed: int) -> None:
-        parts = 2 if count == INNER else 4
-        self.exp = _exp(sample(noise, count, seed=seed)).unflatten(1, (parts, -1))  # (B, parts, n, K)
+    exp: Tensor
+    """e^ε but for a factor of each point: (B, N, K). On a CPU, until the next noise is made."""
 
-    def probs(self, f: Tensor) -> Tensor:
-        """p(f) by each part of the points: (B, M, K) → (B, M, parts, K)."""
-        exp = _exp(f).unsqueeze(1)
-        share = (exp @ self.exp.mT).reciprocal_()  # (B, parts, M, n)
-        return ((share @ self.exp) * exp / self.exp.shape[2]).transpose(1, 2)
+    @staticmethod
+    def of(noise: UtilityNormal, count: int, seed: int) -> _Noise:
+        """Noise at ``count`` points."""
+        batch, classes = noise.mean.shape
+        out = scratch(noise.mean, "noise", (batch, count, classes))
+        return _Noise(_exp_(sample(noise, count, seed=seed, out=out)))
+
+    def probs(self, f: Tensor, parts: int) -> Tensor:
+        """p(f) by each part of the points: (B, M, K) → (B, parts, M, K)."""
+        exp, noise = _exp_(f.clone()).unsqueeze(1), self.exp.unflatten(1, (parts, -1))
+        share = (exp @ noise.mT).reciprocal_()  # (B, parts, M, n)
+        return (share @ noise).mul_(exp / noise.shape[2])
 
     def centre(self, mean: Tensor) -> tuple[Tensor, Tensor]:
         """p(μ), and E[q(1 − q)]/(p(1 − p)), q = softmax(μ + ε): (B, K) each. The latter is the slope of
-        log p_k in f_k over that of a softmax with the same probabilities.
+        log p_k in f_k over that of a softmax with the same probabilities. Overwrites the noise.
         """
-        exp, noise = _exp(mean).unsqueeze(1), self.exp.flatten(1, 2)
+        exp, noise = _exp_(mean.clone()).unsqueeze(1), self.exp
         share = (exp @ noise.mT).reciprocal_()  # (B, 1, N)
         probs = (share @ noise * exp).squeeze(1) / noise.shape[1]
-        square = (share.square() @ noise.square() * exp.square()).squeeze(1) / noise.shape[1]
+        square = (share.square() @ noise.square_() * exp.square()).squeeze(1) / noise.shape[1]
         info = torch.finfo(probs.dtype)
         slope = (probs - square) / (probs * (1 - probs)).clamp_min(info.eps * probs + info.tiny)
         return probs.clamp_min(info.tiny), slope.clamp(0, 1)
 
 
-def _exp(x: Tensor) -> Tensor:
-    """e^x over the largest of its row, but so large that a product of two, and one over it, is a number."""
-    return (x - x.amax(-1, keepdim=True)).clamp_(0.45 * math.log(torch.finfo(x.dtype).tiny)).exp_()
-
-
-class _Nested(NamedTuple):
-    """Estimate of I(y; f) from p(f) at M points f, in its second half the antithetic ones of the first."""
-
-    information: Tensor
-    """(B,)."""
-    divergence: Tensor
-    """KL divergence of p(f) from their mean, of each antithetic pair: (B, M/2)."""
-
-    @staticmethod
-    def of(probs: Tensor) -> _Nested:
-        """Estimate from probabilities by each part of the points of the noise, (B, M, parts, K).
-
-        The entropy of a mean is too small by a part of order 1/M, which the means of two halves tell.
-        """
-        given_f = _debiased(probs)
-        halves = probs.unflatten(1, (2, 2, -1)).mean((1, 3))  # (B, 2, parts, K)
-        total = 2 * _debiased(halves.mean(1)) - _debiased(halves).mean(1)
-        means = probs.mean(2)
-        log_mean = means.mean(1).clamp_min(torch.finfo(probs.dtype).tiny).log()
-        divergence = -(means @ log_mean.unsqueeze(-1)).squeeze(-1) - given_f
-        return _Nested(total - given_f.mean(1), divergence.unflatten(1, (2, -1)).mean(1))
-
-    @property
-    def standard_error(self) -> Tensor:
-        """Standard error of the mean divergence, as if points were independent: (B,)."""
-        return self.divergence.std(1) / math.sqrt(self.divergence.shape[1])
-
-    def slope(self, control: _Nested) -> Tensor:
-        """Regression of the divergences on those of a control: (B,)."""
-        x = control.divergence - control.divergence.mean(1, keepdim=True)
-        slope = (x * self.divergence).sum(1) / x.square().sum(1).clamp_min(torch.finfo(x.dtype).tiny)
-        return slope.clamp(0, 2)
-
-
-def _debiased(parts: Tensor) -> Tensor:
-    """H of the mean of probabilities by each part of N points, (…, parts, K) → (…): extrapolated from the
-    means over all, halves and quarters of the points, as far as there are parts, to N → ∞.
+def _exp_(x: Tensor) -> Tensor:
+    """e^x over the largest of its row, but so large that a product of two, and one over it, is a number;
+    in place.
     """
-    counts = [count for count in (1, 2, 4) if count <= parts.shape[-2]]
-    values = [entropy(parts.unflatten(-2, (count, -1)).mean(-2)).mean(-1) for count in counts]
-    for order in range(1, len(counts)):
-        values = [(2**order * more - less) / (2**order - 1) for more, less in itertools.pairwise(values)]
-    return values[0]
+    return x.sub_(x.amax(-1, keepdim=True)).clamp_(0.45 * math.log(torch.finfo(x.dtype).tiny)).exp_()
 
 
-def _outer_draws(latent: UtilityNormal, outer: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """f − μ in antithetic pairs, with its covariance and with its variances alone: (B, M, K) each, (B, K)."""
+def _outer_variance(latent: UtilityNormal) -> Tensor:
+    """Variances of the independent draws of :func:`_outer_draws`: (B, K)."""
+    rest, contrasts = separated(latent)
+    return rest.var if contrasts is not None and rest.form is None else latent.marginal_variance()
+
+
+def _outer_draws(latent: UtilityNormal, outer: int, seed: int) -> tuple[Tensor, Tensor]:
+    """f − μ in antithetic pairs, with its covariance and with its variances alone: (B, M, K) each."""
     rest, contrasts = separated(latent)
     classes = latent.mean.shape[-1]
     # One sequence for all: two, of whatever seeds, correlate point by point.
@@ -257,15 +322,14 @@ def _outer_draws(latent: UtilityNormal, outer: int, seed: int) -> tuple[Tensor, 
     points = constant_points(outer // 2, classes + rank, seed, latent.mean)
     eps, shared = points.split([classes, rank], 1)
     if contrasts is not None and rest.form is None:
-        draws, var = correlated_draws(contrasts, eps), rest.var
+        draws = correlated_draws(contrasts, eps)
     else:
-        var = latent.marginal_variance()
-        independent = correlated = var.sqrt().unsqueeze(1) * eps
+        independent = correlated = latent.marginal_variance().sqrt().unsqueeze(1) * eps
         if rest.form is not None:
             correlated = rest.var.sqrt().unsqueeze(1) * eps + rest.form.matmul(shared)
         draws = correlated, independent
     correlated, independent = (torch.cat([part, -part], 1) for part in draws)
-    return correlated, independent, var
+    return correlated, independent
 
 
 # --- one logit at a time ---------------------------------------------------------------------------------

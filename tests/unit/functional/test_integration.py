@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hetsngp.functional import integration
-from hetsngp.functional.integration import Grid, Moments, softmax_moments
+from hetsngp.functional.integration import Grid, Moments, Quantiles, softmax_moments
 
 REFERENCE = Grid(160, -15.0, 3.0, 6, 0.3)
 NAMES = Moments._fields
@@ -464,3 +464,40 @@ def test_compiles_to_one_graph(grad: bool) -> None:
     with torch.set_grad_enabled(grad):
         compiled = torch.compile(Model(), fullgraph=True, backend="aot_eager", dynamic=False)
         assert_as_eager(compiled, traced_cases(6, 6, 6))
+
+
+# --- one node for each point of a factor -----------------------------------------------------------------
+
+
+def by_quantiles(mean: Tensor, std: Tensor, points: Tensor, levels: int) -> tuple[Tensor, Tensor]:
+    """E p over points with means (B, K, S), each at so many equidistant levels, and the mean weight."""
+    uniform = (torch.arange(levels, dtype=torch.float64) + 0.5) / levels
+    level = (-uniform.log()).log().to(mean).repeat(points.shape[2])
+    means = points.repeat_interleave(levels, 2)
+    total, weight = Quantiles.of(mean, std).probs(means, level)
+    return total / weight, weight.squeeze(1) / len(level)
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("num_classes", "largest"), [(3, 0.5), (10, 4.0), (1000, 4.0), (1000, 20.0)])
+def test_levels_integrate_over_time(num_classes: int, largest: float, kind: str, spread: float) -> None:
+    """All points at the mean: the one-dimensional integral, by its quantiles."""
+    mean, var = case(num_classes, largest, kind, spread, batch=4)
+    mean, std = mean.float(), var.float().sqrt().clamp_min(1e-12)
+    got, weight = by_quantiles(mean, std, mean.unsqueeze(-1), 256)
+    tolerance = 0.015 if (kind, largest) == ("one wide", 20.0) else 3e-3
+    torch.testing.assert_close(got, softmax_moments(mean, var.float()).probs, rtol=0, atol=tolerance)
+    torch.testing.assert_close(weight, torch.ones(len(mean)), rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize(("num_classes", "width"), [(3, 1.0), (10, 8.0), (200, 8.0), (200, 300.0)])
+def test_points_far_from_their_mean_have_their_own_times(num_classes: int, width: float) -> None:
+    """Against the integral at each point; 300 is far beyond what float32 has an exponential for."""
+    g = torch.Generator().manual_seed(num_classes)
+    mean, std = 2 * torch.randn(3, num_classes, generator=g), 3 * torch.rand(3, num_classes, generator=g)
+    points = mean.unsqueeze(-1) + width * torch.randn(3, num_classes, 8, generator=g)
+    got, weight = by_quantiles(mean, std, points, 64)
+    each = [softmax_moments(points[..., s], std.square()).probs for s in range(8)]
+    torch.testing.assert_close(got, torch.stack(each).mean(0), rtol=0, atol=6e-3)
+    assert (weight - 1).abs().max() < 0.1

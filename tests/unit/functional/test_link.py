@@ -12,7 +12,7 @@ import torch
 from tests.reference import contrast_grid, oracles
 from torch import Tensor
 
-from hetsngp.functional import integration, label_loss, link
+from hetsngp.functional import integration, label_loss
 from hetsngp.functional.integration import Grid
 from hetsngp.functional.laplace import contrast_basis
 from hetsngp.functional.link import (
@@ -167,15 +167,15 @@ def test_the_default_number_of_points_meets_the_target_error_nearly_always(
 
 
 def test_numbers_of_points() -> None:
-    """Fewer of very many classes; an M-th each of M members; none without a factor."""
-    assert [num_factor_points(k) for k in (3, 511, 512, 20_000)] == [256, 256, 128, 128]
+    """More of few classes; an M-th each of M members; none without a factor."""
+    assert [num_factor_points(k) for k in (3, 32, 33, 20_000)] == [512, 512, 256, 256]
     u = utility(2, 5, 3, "mild")
     assert num_points(u, None, "sobol") == num_factor_points(5)
     assert num_points(u, None, "sobol", members=4) == num_factor_points(5) // 4
     assert num_points(u, 7, "sobol", members=4) == 7
     assert num_points(UtilityNormal(u.mean, u.var), 7, "sobol") == 0
     for sampled in (num_points(u, None, "mc"), num_points(utility(2, 5, 65, "mild"), None, "sobol")):
-        assert sampled == link.SAMPLED * num_factor_points(5)
+        assert sampled == 2048
     assert softmax_probs(u, members=4)[1] == num_factor_points(5) // 4
 
 
@@ -242,8 +242,7 @@ def test_plain_samplers_agree_within_four_standard_errors(sampler: str) -> None:
 @pytest.mark.parametrize("sampler", ["sobol", "mc", "antithetic"])
 def test_estimates_are_unbiased(sampler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Independent randomisations scatter around the truth; at many nodes points are the source of error."""
-    monkeypatch.setattr(link, "COARSE", Grid(32, -13.0, 2.8, 6, 0.7))
-    monkeypatch.setattr(link, "COARSE_DEGREE", 12)
+    monkeypatch.setattr(integration, "COARSE_DEGREE", 12)
     u = utility(2, 4, 3, "wide both", seed=5, dtype=torch.float64)
     want = contrast_grid.log_mean(u, step=0.2, half=6.0).exp()
     draws = torch.stack([softmax_probs(u, num_samples=16, seed=s, sampler=sampler)[0] for s in range(300)])
@@ -267,7 +266,7 @@ def test_a_wide_factor_takes_points_in_all_coordinates() -> None:
     rotation = torch.linalg.qr(torch.randn(80, 2, generator=g, dtype=torch.float64))[0]
     wide = UtilityNormal(u.mean, u.var, u.factor @ rotation.mT)
     probs, points = softmax_probs(wide)
-    assert points == link.SAMPLED * num_factor_points(4)
+    assert points == 2048
     assert (probs - contrast_grid.log_mean(u).exp()).abs().max() < TARGET_ERROR
 
 
