@@ -38,7 +38,6 @@ from hetsngp.functional.sampling import (
     num_coordinates,
     pack,
     random_signs,
-    row_chunks,
 )
 from hetsngp.types import Factor, FactorSum, UtilityNormal, join_factors
 
@@ -163,7 +162,7 @@ def integrated_softmax(
         return probs, given
     pieces, count = [], num_samples or num_draws(utility.mean.shape[-1])
     eps = constant_points(count, utility.mean.shape[-1], seed + 2, utility.mean)
-    for rows in row_chunks(rest.mean, count):
+    for rows in point_chunks(rest.mean, count):
         part = contrasts.map(lambda t, rows=rows: t[rows])  # type: ignore[misc]
         mean, draws = rest.mean[rows], correlated_draws(part, eps)
         if entropy:
@@ -178,10 +177,20 @@ def integrated_softmax(
     return (probs + change).clamp_min(0), given + more
 
 
+def point_chunks(mean: Tensor, points: int, larger: int = 1) -> list[slice]:
+    """Slices of the rows of mean (B, K) that are computed together at so many points, all of which are in
+    memory; so many times larger than elsewhere.
+    """
+    if torch.compiler.is_compiling():  # the number of slices would be that of the traced batch
+        return [slice(None)]
+    size = chunk_of_rows(mean, points * mean.shape[1] // larger)
+    return [slice(i, i + size) for i in range(0, len(mean), size)]
+
+
 def mean_change(mean: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Mean of softmax(mean + first) − softmax(mean + second) over draws (B, S, K): (B, K)."""
     few = mean.shape[-1] <= FEW_CLASSES
-    p, q = (_softmax(mean + each, few)[1].mean(2 if few else 1) for each in (first, second))
+    p, q = (_softmax(mean, each, few)[1].mean(2 if few else 1) for each in (first, second))
     return (p - q).mT if few else p - q
 
 
@@ -195,15 +204,20 @@ def mean_changes(
     ``known`` (B,), the expectation of its difference, makes it a control variate.
     """
     few = mean.shape[-1] <= FEW_CLASSES
-    centre = torch.softmax(mean, -1).unsqueeze(-1)
+    at = 0 if few else -1
     log_q = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
+    # Elementwise, because the product of a batch of matrices with a vector each takes four times as long.
+    centre, log_q = (_classes_in_front(each.unsqueeze(1), few) for each in (torch.softmax(mean, -1), log_q))
     means, entropies, divergences, spreads = [], [], [], []
     for draws in (first, second):
-        spreads.append(0.5 * (draws.square() @ centre - (draws @ centre).square()).squeeze(-1))  # (B, S)
-        logits, p = _softmax(mean.unsqueeze(1) + draws, few)
+        own = _classes_in_front(draws, few)
+        weighted = torch.mul(own, centre, out=scratch(mean, "weighted", own.shape))
+        first_order = weighted.sum(at)
+        spreads.append(0.5 * (weighted.mul_(own).sum(at) - first_order.square()))  # (B, S)
+        logits, p = _softmax(mean.unsqueeze(1), draws, few)
         means.append(p.mean(2).mT if few else p.mean(1))
-        entropies.append(_softmax_entropy(logits, p, 0 if few else -1))
-        cross = torch.einsum("kbs,bk->bs", p, log_q) if few else (p @ log_q.unsqueeze(-1)).squeeze(-1)
+        cross = torch.mul(p, log_q, out=None if torch.compiler.is_compiling() else weighted).sum(at)
+        entropies.append(_softmax_entropy(logits, p, at))
         divergences.append(-entropies[-1] - cross)
     control = spreads[0] - spreads[1]
     deviation = control - control.mean(1, keepdim=True)
@@ -213,12 +227,21 @@ def mean_changes(
     return means[0] - means[1], more
 
 
-def _softmax(logits: Tensor, few: bool) -> tuple[Tensor, Tensor]:
-    """Logits (B, S, K) and their softmax; few classes go in front, (K, B, S): a softmax over a short last
-    dimension uses one lane of eight.
+def _classes_in_front(x: Tensor, few: bool) -> Tensor:
+    """Few classes go in front, (B, S, K) → (K, B, S): a softmax over a short last dimension uses one lane of
+    eight.
     """
-    logits = logits.movedim(-1, 0).contiguous() if few else logits
-    return logits, torch.softmax(logits, 0 if few else -1)
+    return x.movedim(-1, 0) if few else x
+
+
+def _softmax(mean: Tensor, draws: Tensor, few: bool) -> tuple[Tensor, Tensor]:
+    """Logits mean + draws (B, S, K), few classes in front, and their softmax, in memory that the next call
+    overwrites.
+    """
+    mean, draws = _classes_in_front(mean, few), _classes_in_front(draws, few)
+    logits = torch.add(mean, draws, out=scratch(draws, "logits", draws.shape))
+    probs = torch.softmax(logits, 0 if few else -1, out=scratch(draws, "probs", draws.shape))
+    return logits, probs
 
 
 def _softmax_entropy(logits: Tensor, probs: Tensor, dim: int) -> Tensor:
@@ -458,7 +481,7 @@ def softmax_probs(
 
 def _given_points(utility: UtilityNormal, count: int, seed: int) -> Tensor:
     """E softmax(u) with independent classes but for the factor: (B, K)."""
-    form, (batch, classes) = utility.form, utility.mean.shape
+    form, classes = utility.form, utility.mean.shape[1]
     assert form is not None
     # The time first, which has the best coordinate: its points are equidistant.
     points = constant_points(count, 1 + form.rank, seed, utility.mean)
@@ -466,10 +489,9 @@ def _given_points(utility: UtilityNormal, count: int, seed: int) -> Tensor:
     mean, std, shrink = within_table(utility.mean, utility.var)
     nodes, traced = Quantiles.of(mean, std), torch.compiler.is_compiling()
     scaled = UtilityNormal(mean, std, form.weighted(1 / shrink))
-    size = batch if traced else chunk_of_rows(std, count * classes)
     together = count if traced else chunk_of_rows(std, classes)
     pieces = []
-    for rows in [slice(None)] if traced else [slice(i, i + size) for i in range(0, batch, size)]:
+    for rows in point_chunks(mean, count):
         part, own = scaled.rows(rows), nodes.rows(rows)
         total, weight = torch.zeros_like(part.mean), torch.zeros_like(part.mean[:, :1])
         for some, levels in zip(eps.split(together), level.split(together), strict=True):
@@ -506,7 +528,7 @@ def _change_by_correlations(
     eps = constant_points(count, form.rank + 2 * classes, seed + 1, utility.mean)
     of_factor, of_diagonal, of_contrasts = eps.split([form.rank, classes, classes], 1)
     pieces = []
-    for rows in row_chunks(rest.mean, count):
+    for rows in point_chunks(rest.mean, count):
         part = utility.rows(rows)
         others = rest.rows(rows).form
         assert others is not None

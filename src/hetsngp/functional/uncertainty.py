@@ -18,11 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hetsngp.functional.integration import (
-    chunk_of_rows,
-    probs_and_entropy,
-    scratch,
-)
+from hetsngp.functional.integration import probs_and_entropy, scratch
 from hetsngp.functional.link import (
     VERY_MANY_CLASSES,
     add,
@@ -33,6 +29,7 @@ from hetsngp.functional.link import (
     mean_changes,
     num_draws,
     num_points,
+    point_chunks,
     separated,
     softmax_probs,
 )
@@ -140,22 +137,14 @@ def _noisy(latent: UtilityNormal, noise: UtilityNormal, seed: int, members: int)
     outer, inner = max(OUTER // members, FEWEST_OUTER), num_inner(classes)
     surrogate = _Surrogate.of(latent, noise, inner // CENTRE, seed)
     pieces = []
-    for rows in _chunks(latent.mean, inner * classes):
+    larger = CHUNKS if latent.mean.device.type == "cpu" else CHUNKS_ON_GPU
+    for rows in point_chunks(latent.mean, inner, larger):
         f, own = latent.rows(rows), surrogate.rows(rows)
         draws = _outer_draws(f, outer, seed + 2)[0]
         given = _Noise.of(noise.rows(rows), inner, seed + 1)
         parts = PARTS if classes < VERY_MANY_CLASSES else PARTS_MANY
         pieces.append(own.information(draws, given.probs(f.mean.unsqueeze(1) + draws, parts)))
     return torch.cat(pieces)
-
-
-def _chunks(mean: Tensor, elements: int) -> list[slice]:
-    """Slices of the rows of mean (B, K), each of so many elements, that are computed together."""
-    if torch.compiler.is_compiling():  # the number of slices would be that of the traced batch
-        return [slice(None)]
-    larger = CHUNKS if mean.device.type == "cpu" else CHUNKS_ON_GPU
-    size = chunk_of_rows(mean, elements // larger)
-    return [slice(i, i + size) for i in range(0, len(mean), size)]
 
 
 def num_inner(num_classes: int) -> int:
@@ -183,7 +172,7 @@ class _Surrogate(NamedTuple):
     def of(latent: UtilityNormal, noise: UtilityNormal, count: int, seed: int) -> _Surrogate:
         """Surrogate whose p(μ) is a mean over ``count`` points of the noise."""
         mean, found = latent.mean, []
-        for rows in _chunks(mean, count * mean.shape[-1]):
+        for rows in point_chunks(mean, count):
             found.append(_Noise.of(noise.rows(rows), count, seed + 1).centre(mean[rows]))
         centre, slope = (torch.cat(each) for each in zip(*found, strict=True))
         # Between that at the mean and that of a probit, which is nearer far from the mean.
@@ -195,7 +184,7 @@ class _Surrogate(NamedTuple):
         changes = []
         var, centre = _outer_variance(latent), torch.softmax(start, -1)
         known = half_spread(latent, centre, slope) - half_spread(UtilityNormal(mean, var), centre, slope)
-        for rows in _chunks(mean, draws * mean.shape[-1]):
+        for rows in point_chunks(mean, draws):
             scale = slope[rows].unsqueeze(1)
             first, second = (scale * each for each in _outer_draws(latent.rows(rows), draws, seed + 2))
             changes.append(mean_changes(start[rows], first, second, probs[rows], known[rows]))
