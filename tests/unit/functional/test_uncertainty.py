@@ -268,6 +268,15 @@ def test_few_points_of_f_are_enough_where_the_surrogate_is_exact(kind: str) -> N
     assert rms(uncertainty._noisy(f, none, 0, members=100) - want) < 0.004
 
 
+def test_more_information_than_the_logarithm_of_the_number_of_points() -> None:
+    """64 points alone tell at most log 64; most of 300 classes are rare among them."""
+    f, _ = pair(300, "plain", 8.0, 0.0, rows=10)
+    none = UtilityNormal(torch.zeros_like(f.mean), torch.zeros_like(f.var))
+    want = softmax_split(f, None).model
+    assert (want > math.log(64)).any()
+    assert rms(uncertainty._noisy(f, none, 0, members=1) - want) < 0.05
+
+
 @pytest.mark.parametrize(("parts", "gain"), [(2, 4), (4, 8)])
 def test_the_bias_of_an_entropy_is_extrapolated(parts: int, gain: float) -> None:
     """Frequencies of N draws: H is too small by (K − 1)/2N and more."""

@@ -24,8 +24,7 @@ NOTES = (
     "GFLOP count matrix products and convolutions, a multiply-add as two, forward or forward and backward. "
     "Under the sigmoid, probabilities are integrals in one dimension, done by quadrature: no samples, and "
     "no matrix products for them.",
-    "Networks are not trained, images are random. The number of points that our default takes follows from "
-    "the width of the label noise, which training changes.",
+    "Networks are not trained, images are random; the number of points does not depend on the values.",
     "The paper: ViT-B/16 on 32 cores of TPU v3; for ResNet-50 it does not say on what.",
 )
 TextRows = list[list[str]]
