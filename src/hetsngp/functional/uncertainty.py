@@ -44,8 +44,8 @@ INNER, INNER_MANY, PARTS, PARTS_MANY = 512, 1024, 2, 4
 # The surrogate's p(μ) takes so many times fewer points. Chunks are so many times larger than elsewhere, more
 # on a GPU, where the host launches kernels more slowly than they run.
 CENTRE, CHUNKS, CHUNKS_ON_GPU = 4, 2, 4
-# Largest correction of the mean of p(f) over the points f: where I(y; f) is near the logarithm of their number,
-# or above it, most classes are rare among them.
+# Largest correction of the mean of p(f) over the points f: where I(y; f) is near the logarithm of their
+# number, or above it, most classes are rare among them.
 LARGEST_RATIO = 1e4
 # Largest difference of the known expectation of a control to its estimate, in standard errors.
 LARGEST_CHANGE = 2.0
