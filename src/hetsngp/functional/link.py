@@ -162,24 +162,23 @@ def integrated_softmax(
         return probs, given
     pieces, count = [], num_samples or num_draws(utility.mean.shape[-1])
     eps = constant_points(count, utility.mean.shape[-1], seed + 2, utility.mean)
-    for rows in point_chunks(rest.mean, count):
+    for rows in example_chunks(rest.mean, count):
         part = contrasts.map(lambda t, rows=rows: t[rows])  # type: ignore[misc]
         mean, draws = rest.mean[rows], correlated_draws(part, eps)
-        if entropy:
-            both = UtilityNormal(mean, torch.zeros_like(mean), part), UtilityNormal(mean, _diagonal(part))
-            known = half_spread(both[0], torch.softmax(mean, -1)) - half_spread(
-                both[1], torch.softmax(mean, -1)
-            )
-            pieces.append(mean_changes(mean, *draws, probs[rows], known))
-        else:
-            pieces.append((mean_change(mean.unsqueeze(1), *draws), given[rows]))
+        if not entropy:
+            pieces.append((mean_change(mean.unsqueeze(1), *draws), given[rows]))  # NaN stays NaN
+            continue
+        centre = torch.softmax(mean, -1)
+        known = half_spread(UtilityNormal(mean, torch.zeros_like(mean), part), centre)
+        known = known - half_spread(UtilityNormal(mean, _diagonal(part)), centre)
+        pieces.append(mean_changes(mean, *draws, probs[rows], known))
     change, more = (torch.cat(each) for each in zip(*pieces, strict=True))
     return (probs + change).clamp_min(0), given + more
 
 
-def point_chunks(mean: Tensor, points: int, larger: int = 1) -> list[slice]:
-    """Slices of the rows of mean (B, K) that are computed together at so many points, all of which are in
-    memory; so many times larger than elsewhere.
+def example_chunks(mean: Tensor, points: int, larger: int = 1) -> list[slice]:
+    """Slices of the examples of mean (B, K) that are computed together, with all of so many points in memory;
+    ``larger`` times as large as elsewhere.
     """
     if torch.compiler.is_compiling():  # the number of slices would be that of the traced batch
         return [slice(None)]
@@ -199,8 +198,8 @@ def mean_changes(
 ) -> tuple[Tensor, Tensor]:
     """As :func:`mean_change` for mean (B, K), and the mean of the difference of the entropies: (B, K), (B,).
 
-    ``probs`` (B, K): the expectation with the second draws. The KL divergence from it, whose mean is what
-    entropies are for, has the second-order part ½(Σ p a² − (Σ p a)²) with p = softmax(mean) and a draw a;
+    ``probs`` (B, K): the expectation with the second draws. The KL divergence from it has the second-order
+    part ½(Σ p a² − (Σ p a)²) with p = softmax(mean) and a draw a;
     ``known`` (B,), the expectation of its difference, makes it a control variate.
     """
     few = mean.shape[-1] <= FEW_CLASSES
@@ -488,10 +487,10 @@ def _given_points(utility: UtilityNormal, count: int, seed: int) -> Tensor:
     level, eps = (-torch.special.log_ndtr(points[:, 0])).log(), points[:, 1:]
     mean, std, shrink = within_table(utility.mean, utility.var)
     nodes, traced = Quantiles.of(mean, std), torch.compiler.is_compiling()
-    scaled = UtilityNormal(mean, std, form.weighted(1 / shrink))
+    scaled = UtilityNormal(mean, std.square(), form.weighted(1 / shrink))
     together = count if traced else chunk_of_rows(std, classes)
     pieces = []
-    for rows in point_chunks(mean, count):
+    for rows in example_chunks(mean, count):
         part, own = scaled.rows(rows), nodes.rows(rows)
         total, weight = torch.zeros_like(part.mean), torch.zeros_like(part.mean[:, :1])
         for some, levels in zip(eps.split(together), level.split(together), strict=True):
@@ -528,7 +527,7 @@ def _change_by_correlations(
     eps = constant_points(count, form.rank + 2 * classes, seed + 1, utility.mean)
     of_factor, of_diagonal, of_contrasts = eps.split([form.rank, classes, classes], 1)
     pieces = []
-    for rows in point_chunks(rest.mean, count):
+    for rows in example_chunks(rest.mean, count):
         part = utility.rows(rows)
         others = rest.rows(rows).form
         assert others is not None

@@ -24,12 +24,12 @@ from hetsngp.functional.link import (
     add,
     correlated_draws,
     difference,
+    example_chunks,
     half_spread,
     integrated_softmax,
     mean_changes,
     num_draws,
     num_points,
-    point_chunks,
     separated,
     softmax_probs,
 )
@@ -139,7 +139,7 @@ def _noisy(latent: UtilityNormal, noise: UtilityNormal, seed: int, members: int)
     surrogate = _Surrogate.of(latent, noise, inner // CENTRE, seed)
     pieces = []
     larger = CHUNKS if latent.mean.device.type == "cpu" else CHUNKS_ON_GPU
-    for rows in point_chunks(latent.mean, inner, larger):
+    for rows in example_chunks(latent.mean, inner, larger):
         f, own = latent.rows(rows), surrogate.rows(rows)
         draws = _outer_draws(f, outer, seed + 2)[0]
         given = _Noise.of(noise.rows(rows), inner, seed + 1)
@@ -173,7 +173,7 @@ class _Surrogate(NamedTuple):
     def of(latent: UtilityNormal, noise: UtilityNormal, count: int, seed: int) -> _Surrogate:
         """Surrogate whose p(μ) is a mean over ``count`` points of the noise."""
         mean, found = latent.mean, []
-        for rows in point_chunks(mean, count):
+        for rows in example_chunks(mean, count):
             found.append(_Noise.of(noise.rows(rows), count, seed + 1).centre(mean[rows]))
         centre, slope = (torch.cat(each) for each in zip(*found, strict=True))
         # Between that at the mean and that of a probit, which is nearer far from the mean.
@@ -185,7 +185,7 @@ class _Surrogate(NamedTuple):
         changes = []
         var, centre = _outer_variance(latent), torch.softmax(start, -1)
         known = half_spread(latent, centre, slope) - half_spread(UtilityNormal(mean, var), centre, slope)
-        for rows in point_chunks(mean, draws):
+        for rows in example_chunks(mean, draws):
             scale = slope[rows].unsqueeze(1)
             first, second = (scale * each for each in _outer_draws(latent.rows(rows), draws, seed + 2))
             changes.append(mean_changes(start[rows], first, second, probs[rows], known[rows]))

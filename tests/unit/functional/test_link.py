@@ -17,9 +17,13 @@ from hetsngp.functional.integration import Grid
 from hetsngp.functional.laplace import contrast_basis
 from hetsngp.functional.link import (
     TARGET_ERROR,
+    correlated_draws,
+    half_spread,
+    mean_changes,
     num_draws,
     num_factor_points,
     num_points,
+    separated,
     sigmoid_log_probs,
     softmax_log_probs,
     softmax_probs,
@@ -662,3 +666,27 @@ def test_mild_and_wide_rows_in_one_batch() -> None:
     probs, _ = softmax_probs(both)
     assert torch.allclose(probs[:2], softmax_probs(mild)[0], atol=1e-6)
     assert torch.allclose(probs[2:], softmax_probs(wide)[0], atol=1e-6)
+
+
+# --- differences that correlations make ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("classes", [5, 40])
+def test_the_second_order_part_of_correlated_draws_has_a_known_mean(classes: int) -> None:
+    """½(Σ p a² − (Σ p a)²) of scaled draws; and of little variance it is all that entropies change by."""
+    part = contrasts(2, classes, 0.02, ratio=100.0)
+    part = Factor(part.basis.double(), column=part.column.double(), contrasts=True)
+    kind = {"generator": torch.Generator().manual_seed(0), "dtype": torch.float64}
+    mean, scale = torch.randn(2, classes, **kind), 0.5 + torch.rand(2, classes, **kind)
+    probs, eps = torch.softmax(mean, -1), torch.randn(2**14, classes, **kind)
+    diagonal = separated(UtilityNormal(mean, torch.zeros_like(mean), part))[0].var
+    utilities = UtilityNormal(mean, torch.zeros_like(mean), part), UtilityNormal(mean, diagonal)
+    known = [half_spread(u, probs, scale) for u in utilities]
+    draws = [scale.unsqueeze(1) * each for each in correlated_draws(part, eps)]
+    for value, a in zip(known, draws, strict=True):
+        each = 0.5 * ((a.square() @ probs.unsqueeze(-1)) - (a @ probs.unsqueeze(-1)).square()).squeeze(-1)
+        assert ((each.mean(1) - value).abs() < 4 * each.std(1) / 2**7).all()
+    few = [each[:, :32] for each in draws]
+    change, more = mean_changes(mean, *few, probs, known[0] - known[1])
+    divergence = -(change * probs.log()).sum(-1) - more
+    assert ((divergence - known[0] + known[1]).abs() < 0.01 * known[0]).all()
