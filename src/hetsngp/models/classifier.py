@@ -585,34 +585,38 @@ class Classifier(nn.Module):
     def finite_features(self, x: Any) -> Tensor:
         """Features h (B, D) of x; NaN or infinite ones raise a ValueError that says why."""
         h = self._features(x)
-        if eager(h) and not bool(torch.isfinite(h).all()):
-            self._raise_not_finite(torch.isfinite(h).all(1), "features")
+        if eager(h):
+            self._check_features(h)
         return h
 
     def _answer(self, x: Any, fn: Callable[[Tensor], Any]) -> Any:
         """Result of ``fn`` at the features of x, finite."""
-        return self._finite_answer(self.finite_features(x), fn)
+        return self._finite_answer(self._features(x), fn)
 
     def _finite_answer(self, h: Tensor, fn: Callable[[Tensor], Any]) -> Any:
+        """Result of ``fn`` at features h; raises where they or it are not finite.
+
+        Both are looked at together, at the end: the host would otherwise wait for the backbone on a GPU
+        before it launches the head.
+        """
         try:
             answer = self._in_full_precision(h, fn)
         except torch.linalg.LinAlgError:
+            self._check_features(h)
             self._raise_not_finite(h.abs().amax(1) < h.abs().amax(), "prediction")
             raise
-        parts = (
-            [answer]
-            if isinstance(answer, Tensor)
-            else [
-                part
-                for part in vars(answer).values()
-                if isinstance(part, Tensor) and part.is_floating_point()
-            ]
-        )
-        if eager(*parts):
-            rows = torch.stack([torch.isfinite(part).reshape(len(part), -1).all(1) for part in parts]).all(0)
+        found = [answer] if isinstance(answer, Tensor) else vars(answer).values()
+        parts = [part for part in found if isinstance(part, Tensor) and part.is_floating_point()]
+        if eager(h, *parts):
+            rows = torch.cat([part.reshape(len(part), -1) for part in (h, *parts)], 1).isfinite().all(1)
             if not bool(rows.all()):
+                self._check_features(h)
                 self._raise_not_finite(rows, "prediction")
         return answer
+
+    def _check_features(self, h: Tensor) -> None:
+        if not bool(torch.isfinite(h).all()):
+            self._raise_not_finite(torch.isfinite(h).all(1), "features")
 
     def _raise_not_finite(self, finite: Tensor, what: str) -> None:
         """Raise an error that names a weight, or the first example that is not ``finite`` (B,)."""

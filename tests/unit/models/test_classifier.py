@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.contract import toy
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 import hetsngp
@@ -97,6 +98,28 @@ def test_a_fitted_model_moves_to_the_gpu_and_back(method: str) -> None:
     assert torch.allclose(here.probs, there.probs, atol=1e-4)
     assert torch.allclose(here.model_uncertainty, there.model_uncertainty, atol=1e-4)
     assert torch.equal(model.cpu().predict(x).probs, here.probs)
+
+
+class Reads(TorchDispatchMode):
+    """Counts the values that the host reads from tensors: on a GPU it waits for each."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_prediction_waits_for_the_device_only_at_its_start_and_its_end(method: str) -> None:
+    """The head can be launched while a GPU is busy with the backbone."""
+    model, (x, y) = small(method), data()
+    hetsngp.fit_posterior(model, [(x, y)])
+    for predict in (model.predict, model.predict_probs):
+        predict(x)  # constants are made once
+        with Reads() as reads:
+            predict(x)
+        assert reads.count == 2
 
 
 @pytest.mark.parametrize("method", METHODS)
