@@ -43,9 +43,10 @@ from hetsngp.types import Factor, FactorSum, UtilityNormal, join_factors
 
 # Error of a probability from the default number of points, about (benchmarks/split.py).
 TARGET_ERROR = 0.005
-# Points of the factor's coordinates in training, where errors average over batches and steps, and of targets
-# that are no labels; for held-out data, of few and of many classes, and of all coordinates.
-TRAINING_POINTS, SOFT_POINTS = 4, 16
+# Points of the factor's coordinates in training, where errors average over batches and steps: more of few
+# classes and of targets that are no labels. For held-out data, of few and of many classes, and of all
+# coordinates.
+TRAINING_POINTS, TRAINING_POINTS_MORE = 4, 16
 EVALUATION_POINTS, EVALUATION_POINTS_MANY, EVALUATION_POINTS_SAMPLED = 128, 32, 512
 # Points of predictions, more of few classes, whose probabilities are large and cost little; numbers of
 # classes from which they are very many, and up to which they are few.
@@ -119,6 +120,17 @@ def num_points(utility: UtilityNormal, num_samples: int | None, sampler: str, me
         return max(num_factor_points(classes) // members, FEWEST_POINTS)
     count = PREDICTION_POINTS if classes < VERY_MANY_CLASSES else PREDICTION_POINTS // 2
     return SAMPLED * max(count // members, FEWEST_POINTS)
+
+
+def num_training_points(num_classes: int, *, soft: bool = False) -> int:
+    """Number of points of the training loss, of labels or of soft targets.
+
+    More of few classes, where they cost little: with 4 the noise of three noisy circles came out too wide.
+
+    >>> num_training_points(10), num_training_points(100), num_training_points(100, soft=True)
+    (16, 4, 16)
+    """
+    return TRAINING_POINTS_MORE if soft or num_classes <= FEW_CLASSES else TRAINING_POINTS
 
 
 def num_evaluation_points(num_classes: int, sampler: str = "sobol") -> int:
@@ -362,7 +374,7 @@ def softmax_nll(
     wide = is_sampled(utility, sampler) and (soft or _too_large(utility))
     sampled = sampler != "sobol" or wide or contrasts is not None
     if sampled or classes == 2 or likelihood == "mean_log":
-        count = num_samples or (TRAINING_POINTS if likelihood == "mean_log" else SOFT_POINTS)
+        count = num_samples or num_training_points(classes, soft=likelihood != "mean_log")
         count = count * SAMPLED if sampled and num_samples is None else count
         log_probs = softmax_log_probs(
             utility,
@@ -372,7 +384,7 @@ def softmax_nll(
             **options,  # type: ignore[arg-type]
         )
         return -((y.to(log_probs) * log_probs).sum(-1) if soft else log_probs.gather(1, y[:, None])[:, 0])
-    count = num_samples or (SOFT_POINTS if soft else TRAINING_POINTS)
+    count = num_samples or num_training_points(classes, soft=soft)
     eps = _factor_points(rest, count, **options)  # type: ignore[arg-type]
     diagonal = Diagonal.of(rest.var, 1 if eps is None else count)
     if soft:
