@@ -246,6 +246,8 @@ def row_chunks(mean: Tensor, points: int) -> list[slice]:
 
 def point_chunks(points: int, rows: int, classes: int, device: torch.device) -> list[slice]:
     """Slices of the points that ``rows`` rows are evaluated at together."""
+    if torch.compiler.is_compiling():
+        return [slice(None)]
     budget = CPU_CHUNK if device.type == "cpu" else GPU_CHUNK
     step = max(1, min(points, budget // max(1, rows * classes)))
     return [slice(i, min(i + step, points)) for i in range(0, points, step)]
@@ -409,4 +411,14 @@ def controlled_mean(utility: UtilityNormal, sampler: str, count: int, seed: int)
 def _points_of(sampler: str, dimension: int, start: int, count: int, seed: int, like: Tensor) -> Tensor:
     if sampler == "sobol":
         return constant_points(count, dimension, seed + start, like)
+    return _random_points(sampler, dimension, start, count, seed, like.device, like.dtype)
+
+
+def _block_of(
+    sampler: str, dimension: int, start: int, count: int, seed: int, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    like = torch.zeros((), device=device, dtype=dtype)
     return IntegrationPoints(sampler, dimension, 0, seed).block(start, count, like=like)[0]
+
+
+_random_points = constant(_block_of)

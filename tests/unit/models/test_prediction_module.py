@@ -155,6 +155,29 @@ def test_every_kind_of_noise(method: str, noise: str) -> None:
     assert_as_predicted(program.module()(inputs(7)), model, inputs(7))
 
 
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("hetsngp", {"noise": "feature"}),
+        pytest.param("hetsngp_mimo", {"noise": "feature"}, marks=pytest.mark.slow),
+        pytest.param("heteroscedastic", {"noise": "parameter_efficient"}, marks=pytest.mark.slow),
+        pytest.param("hetsngp", {"noise": "parameter_efficient"}, marks=pytest.mark.slow),
+        ("sngp", {"sampler": "mc"}),
+        pytest.param("hetsngp", {"sampler": "mc"}, marks=pytest.mark.slow),
+    ],
+)
+def test_points_in_all_coordinates_and_other_noise_under_the_softmax(
+    method: str, options: dict[str, Any]
+) -> None:
+    """Noise on 80 features is a factor of more columns than take points alone."""
+    gp = {"random_features": 80} if method in WITH_GP else {}
+    model = fitted(method, 3, **options, **gp)
+    program = exported(model)
+    assert [name for name in operators(program) if FORBIDDEN.search(name)] == []
+    for batch in (1, 7):
+        assert_as_predicted(program.module()(inputs(batch)), model, inputs(batch))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
@@ -225,7 +248,9 @@ def test_an_exported_program_is_saved_with_all_it_needs(tmp_path: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "link"), [("sngp", "softmax"), ("hetsngp", "sigmoid")])
+@pytest.mark.parametrize(
+    ("method", "link"), [("sngp", "softmax"), ("hetsngp", "softmax"), ("hetsngp", "sigmoid")]
+)
 def test_the_default_compiler(method: str, link: str) -> None:
     torch.compiler.reset()
     model = fitted(method, 3, link)
@@ -237,7 +262,8 @@ def test_the_default_compiler(method: str, link: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("method", "link"), [("sngp", "softmax"), ("hetsngp", "sigmoid"), ("mimo", "softmax")]
+    ("method", "link"),
+    [("sngp", "softmax"), ("hetsngp", "softmax"), ("hetsngp", "sigmoid"), ("mimo", "softmax")],
 )
 def test_on_a_gpu(method: str, link: str) -> None:
     model = fitted(method, 3, link).cuda()
@@ -327,7 +353,8 @@ def test_weights_are_checked_when_it_is_made() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "link"), [("sngp", "softmax"), ("hetsngp", "sigmoid"), ("mimo", "softmax")]
+    ("method", "link"),
+    [("sngp", "softmax"), ("hetsngp", "softmax"), ("hetsngp", "sigmoid"), ("mimo", "softmax")],
 )
 def test_nan_in_an_example_is_in_its_answer_alone(method: str, link: str) -> None:
     model = fitted(method, 3, link)
