@@ -28,7 +28,7 @@ from hetsngp.types import LatentNormal
 # Examples of a batch that the median distance is taken over: 8,128 pairs.
 DISTANCE_EXAMPLES = 128
 # Forward passes before one backward pass that activation checkpointing may repeat exactly.
-RECENT_PASSES = 16
+RECENT_PASSES = 64
 # Smallest scale and length: features that do not vary stay finite.
 _SMALLEST = 1e-12
 # Most training points in a kernel matrix: its eigenvectors take seconds.
@@ -55,6 +55,16 @@ class NormalizerStatistics(NamedTuple):
     distance: Tensor
 
 
+class RecentPass(NamedTuple):
+    """A forward pass in training."""
+
+    mark: Tensor
+    """Mean of its features (D,)."""
+    repeats: Tensor
+    """How many times it was repeated."""
+    statistics: NormalizerStatistics
+
+
 class RecentStatistics:
     """Statistics of the last forward passes in training, which a recomputation needs again.
 
@@ -62,18 +72,31 @@ class RecentStatistics:
     """
 
     def __init__(self) -> None:
-        self.passes: deque[tuple[Tensor, NormalizerStatistics]] = deque(maxlen=RECENT_PASSES)
+        self.passes: deque[RecentPass] = deque(maxlen=RECENT_PASSES)
+
+    def keep(self, mark: Tensor, statistics: NormalizerStatistics) -> None:
+        """Keep the statistics of a pass whose features have the mean ``mark`` (D,)."""
+        self.passes.append(RecentPass(mark, torch.zeros_like(mark[0]), statistics))
 
     def find(self, mark: Tensor) -> NormalizerStatistics | None:
-        """Statistics of the pass whose features have the mean ``mark`` (D,); None where there was no pass."""
+        """Statistics of the pass whose features have the mean ``mark`` (D,); None where there was no pass.
+
+        Of several passes of the same features, the last that was repeated less often than the others:
+        backward passes come in the reverse order.
+        """
         # Replicas of DataParallel share this object.
-        passes = [each for each in list(self.passes) if each[0].device == mark.device]
+        passes = [each for each in list(self.passes) if each.mark.device == mark.device]
         if len(passes) < 2:
-            return passes[0][1] if passes else None
-        means = torch.stack([mean for mean, _ in passes])
-        nearest = (means - mark).abs().sum(1).argmin()  # on the device, without waiting for it
-        columns = zip(*(statistics for _, statistics in passes), strict=True)
-        return NormalizerStatistics(*(torch.stack(column)[nearest] for column in columns))
+            return passes[0].statistics if passes else None
+        # All on the device, without waiting for it.
+        repeats = [each.repeats for each in passes]
+        distance = (torch.stack([each.mark for each in passes]) - mark).abs().sum(1)
+        number = torch.arange(len(passes), device=mark.device)
+        order = number - len(passes) * torch.stack(repeats)
+        found = order.masked_fill(distance > distance.amin(), -torch.inf).argmax()
+        torch._foreach_add_(repeats, (number == found).to(mark).unbind())
+        columns = zip(*(each.statistics for each in passes), strict=True)
+        return NormalizerStatistics(*(torch.stack(column)[found] for column in columns))
 
     def __deepcopy__(self, memo: Any) -> RecentStatistics:
         return RecentStatistics()
@@ -147,7 +170,7 @@ class FeatureNormalizer(KeepsPrecision):
             statistics = self._move_distance(rows, weight, statistics, shown)
         if not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
             mark = batch_mean if self.gather is None else self._values(own).mean(0)
-            self._recent.passes.append((mark, statistics))
+            self._recent.keep(mark, statistics)
         return z, statistics
 
     def set_statistics(self, h: Tensor) -> None:
