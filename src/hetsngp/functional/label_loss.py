@@ -111,7 +111,8 @@ class LabelNLL(torch.autograd.Function):
             by_mean, by_var, residual = _label_gradient(rates, label, y[rows], weight)
             d_mean[rows], d_var[rows] = by_mean.sum(-1) / shrink, by_var / shrink.square()
             if factor is not None and d_factor is not None:
-                _by_factor(residual, weight, by_var, factor[rows], eps[rows], shrink, d_factor[rows])
+                gradients = by_mean, by_var, residual
+                _by_factor(gradients, weight, factor[rows], eps[rows], shrink, d_factor[rows])
         ctx.save_for_backward(d_mean, d_var, d_factor)
         return nll
 
@@ -152,30 +153,39 @@ def _label_gradient(
     by_var.scatter_(1, y.unsqueeze(1), -0.5 * own.unsqueeze(1))
     label = y[:, None, None, None].expand(-1, 1, *weight.shape[1:])
     residual = rates.rate.scatter_(1, label, -first.unsqueeze(1))
-    by_mean = (residual.movedim(1, 3).mT @ weight.unsqueeze(-1)).squeeze(-1).movedim(1, 2)  # (B, K, S)
+    if residual.shape[1] < MANY_CLASSES:
+        by_mean = (residual * weight.unsqueeze(1)).sum(-1)  # (B, K, S)
+    else:
+        by_mean = (residual.movedim(1, 3).mT @ weight.unsqueeze(-1)).squeeze(-1).movedim(1, 2)
     return by_mean.scatter_add_(1, label[..., 0], -by_mean.sum(1, keepdim=True)), by_var, residual
 
 
 def _by_factor(
-    residual: Tensor,
+    gradients: tuple[Tensor, Tensor, Tensor],
     weight: Tensor,
-    by_var: Tensor,
     factor: Tensor,
     eps: Tensor,
     shrink: Tensor,
     out: Tensor,
 ) -> None:
-    """Gradient of −log p̄(y) in F, into ``out`` (B, K, R). Overwrites ``residual``.
+    """Gradient of −log p̄(y) in F from those of :func:`_label_gradient`, the last of which it overwrites, into
+    ``out`` (B, K, R).
 
     At a node H is the outer product of the residual with itself but for its diagonal, whose mean is −2 times
     the gradient in the variances.
     """
+    by_mean, by_var, residual = gradients
     spread = factor.square().sum((1, 2)).div(len(factor[0])).view(-1, 1, 1)
     along = spread.square() / (spread.square() + _WIDE_SPREAD**2)
     price = (1 - along) / shrink.square().unsqueeze(-1)
-    nodes = residual.movedim(1, 3).flatten(1, 2)  # (B, S·T, K)
-    points = (along / shrink.unsqueeze(-1) * eps).repeat_interleave(weight.shape[2], 1)
-    torch.bmm(nodes.mT, weight.flatten(1).unsqueeze(-1) * (points - price * (nodes @ factor)), out=out)
+    path = along / shrink.unsqueeze(-1) * eps
+    if residual.shape[1] < MANY_CLASSES:
+        outer = (residual * weight.unsqueeze(1)).flatten(2) @ residual.flatten(2).mT  # (B, K, K)
+        torch.sub(by_mean @ path, price * (outer @ factor), out=out)
+    else:
+        nodes = residual.movedim(1, 3).flatten(1, 2)  # (B, S·T, K)
+        points = path.repeat_interleave(weight.shape[2], 1)
+        torch.bmm(nodes.mT, weight.flatten(1).unsqueeze(-1) * (points - price * (nodes @ factor)), out=out)
     diagonal = _weighted(residual.square_(), weight) + 2 * by_var
     out.addcmul_(factor, price * diagonal.unsqueeze(-1))
 

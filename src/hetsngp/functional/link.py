@@ -41,7 +41,8 @@ from hetsngp.functional.sampling import (
 )
 from hetsngp.types import Factor, FactorSum, UtilityNormal, join_factors
 
-# Error of a probability from the default number of points, about (benchmarks/split.py).
+# Error of a probability from the default number of points, about; where a factor is much wider than the
+# diagonal up to twice that (benchmarks/points.py).
 TARGET_ERROR = 0.005
 # Points of the factor's coordinates in training, where errors average over batches and steps: more of few
 # classes and of targets that are no labels. For held-out data, of few and of many classes, and of all
@@ -125,7 +126,7 @@ def num_points(utility: UtilityNormal, num_samples: int | None, sampler: str, me
 def num_training_points(num_classes: int, *, soft: bool = False) -> int:
     """Number of points of the training loss, of labels or of soft targets.
 
-    More of few classes, where they cost little: with 4 the noise of three noisy circles came out too wide.
+    More of few classes, where they cost little.
 
     >>> num_training_points(10), num_training_points(100), num_training_points(100, soft=True)
     (16, 4, 16)
@@ -144,11 +145,16 @@ def correlated_draws(contrasts: Factor, eps: Tensor) -> tuple[Tensor, Tensor]:
     """Draws of mean zero with the covariance of the contrasts, and with its diagonal alone: (B, S, K) each.
 
     From the same points ε (S, K): Σ^{1/2}ε and diag(Σ)^{1/2}ε, as near to each other as Σ is to its diagonal.
+    In memory few classes are in front.
     """
     basis, column = contrasts.basis, contrasts.column
     assert column is not None
-    correlated = ((eps @ basis) * column.unsqueeze(1)) @ basis.mT
-    return correlated, _diagonal(contrasts).sqrt().unsqueeze(1) * eps
+    std = _diagonal(contrasts).sqrt()
+    if eps.shape[1] > FEW_CLASSES:
+        return ((eps @ basis) * column.unsqueeze(1)) @ basis.mT, std.unsqueeze(1) * eps
+    scaled = column.mT.unsqueeze(-1) * (eps @ basis).mT.unsqueeze(1)  # (K − 1, B, S)
+    correlated = (basis @ scaled.flatten(1)).unflatten(1, scaled.shape[1:])
+    return correlated.movedim(0, -1), (std.mT.unsqueeze(-1) * eps.mT.unsqueeze(1)).movedim(0, -1)
 
 
 def is_sampled(utility: UtilityNormal, sampler: str) -> bool:
@@ -215,27 +221,26 @@ def mean_changes(
     ``known`` (B,), the expectation of its difference, makes it a control variate.
     """
     few = mean.shape[-1] <= FEW_CLASSES
-    at = 0 if few else -1
+    at, traced = 0 if few else -1, torch.compiler.is_compiling()
+    mean = mean - mean.amax(-1, keepdim=True)  # numbers near zero keep their digits
     log_q = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
     # Elementwise, because the product of a batch of matrices with a vector each takes four times as long.
-    centre, log_q = (_classes_in_front(each.unsqueeze(1), few) for each in (torch.softmax(mean, -1), log_q))
-    means, entropies, divergences, spreads = [], [], [], []
+    centre, at_q = (_classes_in_front(each.unsqueeze(1), few) for each in (torch.softmax(mean, -1), log_q))
+    means, divergences, spreads = [], [], []
     for draws in (first, second):
-        own = _classes_in_front(draws, few)
-        weighted = torch.mul(own, centre, out=scratch(mean, "weighted", own.shape))
-        first_order = weighted.sum(at)
-        spreads.append(0.5 * (weighted.mul_(own).sum(at) - first_order.square()))  # (B, S)
         logits, p = _softmax(mean.unsqueeze(1), draws, few)
         means.append(p.mean(2).mT if few else p.mean(1))
-        cross = torch.mul(p, log_q, out=None if torch.compiler.is_compiling() else weighted).sum(at)
-        entropies.append(_softmax_entropy(logits, p, at))
-        divergences.append(-entropies[-1] - cross)
-    control = spreads[0] - spreads[1]
+        log_normalizer = logits.amax(at) - p.amax(at).log()
+        divergences.append(logits.sub_(at_q).mul_(p).sum(at) - log_normalizer)
+        own = _classes_in_front(draws, few)
+        weighted = torch.mul(own, centre, out=None if traced else logits)
+        first_order = weighted.sum(at)
+        spreads.append(0.5 * (weighted.mul_(own).sum(at) - first_order.square()))  # (B, S)
+    change, difference, control = (each[0] - each[1] for each in (means, divergences, spreads))
     deviation = control - control.mean(1, keepdim=True)
     square = deviation.square().sum(1).clamp_min(torch.finfo(mean.dtype).tiny)
-    slope = ((divergences[0] - divergences[1]) * deviation).sum(1) / square
-    more = (entropies[0] - entropies[1]).mean(1) + slope.clamp(0, 2) * (control.mean(1) - known)
-    return means[0] - means[1], more
+    slope = ((difference * deviation).sum(1) / square).clamp(0, 2)
+    return change, slope * (control.mean(1) - known) - difference.mean(1) - (change * log_q).sum(-1)
 
 
 def _classes_in_front(x: Tensor, few: bool) -> Tensor:
@@ -253,14 +258,6 @@ def _softmax(mean: Tensor, draws: Tensor, few: bool) -> tuple[Tensor, Tensor]:
     logits = torch.add(mean, draws, out=scratch(draws, "logits", draws.shape))
     probs = torch.softmax(logits, 0 if few else -1, out=scratch(draws, "probs", draws.shape))
     return logits, probs
-
-
-def _softmax_entropy(logits: Tensor, probs: Tensor, dim: int) -> Tensor:
-    """Entropy of probs = softmax(logits), −log max p − Σ p (u − max u), in a third of the time that all
-    logarithms take. Overwrites the logits.
-    """
-    cross = logits.sub_(logits.amax(dim, keepdim=True)).mul_(probs).sum(dim)
-    return -probs.amax(dim).log() - cross
 
 
 def half_spread(utility: UtilityNormal, probs: Tensor, scale: Tensor | float = 1.0) -> Tensor:

@@ -150,8 +150,8 @@ def given_factor_reference(u: UtilityNormal, count: int, seed: int = 5) -> Tenso
 def test_the_default_number_of_points_meets_the_target_error_nearly_always(
     classes: int, rank: int, kind: str
 ) -> None:
-    """``num_samples=None``: the error of the largest of K probabilities, of 10 rows or more. The 128 points
-    of many classes are too few where a factor much wider than the diagonal decides the class: .007 to .012.
+    """``num_samples=None``: the error of the largest of K probabilities, of 10 rows or more. The points of
+    many classes are too few where a factor much wider than the diagonal decides the class.
     """
     rows = {3: 200, 10: 40, 100: 10}[classes]
     u = utility(rows, classes, rank, kind, seed=classes)
@@ -164,7 +164,7 @@ def test_the_default_number_of_points_meets_the_target_error_nearly_always(
         want = given_factor_reference(u, 2**11)
     at = want.argmax(-1, keepdim=True)
     error = (probs - want).gather(1, at).abs()
-    largest = 3 * TARGET_ERROR if kind == "wide factor" and classes == 100 else TARGET_ERROR
+    largest = 2 * TARGET_ERROR if kind == "wide factor" and classes == 100 else TARGET_ERROR
     assert error.square().mean().sqrt() < largest
     assert (error < 2 * largest).double().mean() > 0.9
     assert (probs - want).mean().abs() < 1e-3
