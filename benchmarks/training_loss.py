@@ -3,6 +3,7 @@
     python benchmarks/training_loss.py --out benchmarks/results                    # the package Python finds
     python benchmarks/training_loss.py --before PATH/src --out benchmarks/results  # both, interleaved
     python benchmarks/training_loss.py --before PATH/src --device cuda             # times on a GPU too
+    python benchmarks/training_loss.py --training-points 2 8 16                    # other numbers of points
 
 ``functional.link.softmax_nll`` as the heads call it in training (its own number of points, or 64 where it has
 no default; ``decorrelate``), at the widths of the audit in integration.md. d is constant and equal to sd, the
@@ -52,7 +53,7 @@ WIDTHS = (0.5, 1.5, 3.0)
 MEAN_WIDTH = 3.0
 MARGIN = {(100, 0.5): 9.0, (100, 1.5): 9.0, (100, 3.0): 15.0}
 MARGIN |= {(1000, 0.5): 15.0, (1000, 1.5): 17.0, (1000, 3.0): 21.0}
-EXAMPLES = {100: 40, 1000: 20}
+EXAMPLES = {10: 40, 100: 40, 1000: 20}
 REFERENCE_POINTS, SEEDS = {3.0: 2**20}, 128  # else 2^18
 CHECK = {100: (5, 2**10), 1000: (5, 2**8)}  # examples and points of the check, four times
 BLOCK = 2**16  # elements of a working block
@@ -256,25 +257,28 @@ def make_reference(
 # --- the package ------------------------------------------------------------------------------------------
 
 
-def nll(p: Problem, mean: Tensor, var: Tensor, factor: Tensor, seed: int) -> Tensor:
-    """The package's loss of each example, as in training."""
+def nll(
+    p: Problem, mean: Tensor, var: Tensor, factor: Tensor, seed: int, points: int | None = None
+) -> Tensor:
+    """The package's loss of each example, as in training; with another number of points than its own."""
     from hetsngp.functional.link import softmax_nll
     from hetsngp.types import UtilityNormal
 
     given = inspect.signature(softmax_nll).parameters["num_samples"].default is not inspect.Parameter.empty
-    options: dict[str, Any] = {} if given else {"num_samples": POINTS_0_1}
+    options: dict[str, Any] = {"num_samples": points} if given else {"num_samples": POINTS_0_1}
     utility = UtilityNormal(mean, var, factor)
     return softmax_nll(utility, p.y.to(mean.device), seed=seed, decorrelate=True, **options)
 
 
-def estimates(p: Problem, seeds: int) -> dict[str, Tensor]:
+def estimates(p: Problem, seeds: int, points: int | None = None) -> dict[str, Tensor]:
     """The package's loss and gradients: (seeds, B) each, in the mean (seeds, B, SHOWN)."""
     out: dict[str, list[Tensor]] = {name: [] for name in (*NAMES, "mean")}
     shown = shown_classes(p)
     for seed in range(seeds):
         mean = p.mean.float().requires_grad_()
         in_d, in_v = (torch.ones(len(p.y), 1, requires_grad=True) for _ in range(2))
-        loss = nll(p, mean, (p.sd * in_d).square().expand_as(mean), p.factor.float() * in_v[..., None], seed)
+        var, factor = (p.sd * in_d).square().expand_as(mean), p.factor.float() * in_v[..., None]
+        loss = nll(p, mean, var, factor, seed, points)
         grads = torch.autograd.grad(loss.sum(), (in_d, in_v, mean))
         values = (loss.detach(), grads[0].squeeze(1), grads[1].squeeze(1), grads[2].gather(1, shown))
         for name, value in zip(out, values, strict=True):
@@ -305,7 +309,9 @@ def errors(found: dict[str, Tensor], truth: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def seconds(classes: int, sd: float, threads: int, device: str, repeats: int) -> list[float]:
+def seconds(
+    classes: int, sd: float, threads: int, device: str, repeats: int, points: int | None = None
+) -> list[float]:
     """Times of loss and gradient in mean, var and factor."""
     torch.set_num_threads(threads)
     p = problem(classes, sd, BATCH)
@@ -315,7 +321,7 @@ def seconds(classes: int, sd: float, threads: int, device: str, repeats: int) ->
     out = []
     for seed in range(repeats):
         start = time.perf_counter()
-        torch.autograd.grad(nll(p, mean, var, factor, seed).mean(), (mean, var, factor))
+        torch.autograd.grad(nll(p, mean, var, factor, seed, points).mean(), (mean, var, factor))
         if device != "cpu":
             torch.cuda.synchronize()
         out.append(time.perf_counter() - start)
@@ -330,8 +336,8 @@ def answer(job: dict[str, Any]) -> Any:
         torch.set_num_threads(1)
         truth = job["truth"]
         p = problem(truth["classes"], truth["sd"], len(truth["loss"]))
-        return errors(estimates(p, job["seeds"]), truth)
-    return seconds(job["classes"], job["sd"], job["threads"], job["device"], job["repeats"])
+        return errors(estimates(p, job["seeds"], job.get("points")), truth)
+    return seconds(**{name: value for name, value in job.items() if name != "what"})
 
 
 # --- processes with a version of the package each ---------------------------------------------------------
@@ -348,9 +354,10 @@ def package() -> dict[str, str]:
 
 
 class Worker:
-    """Process with one version of the package, which answers jobs."""
+    """Process with one version of the package, which answers jobs; ``options`` are part of each."""
 
-    def __init__(self, source: str | None, script: str = __file__) -> None:
+    def __init__(self, source: str | None, script: str = __file__, **options: Any) -> None:
+        self.options = options
         environment = os.environ | ({} if source is None else {"PYTHONPATH": source})
         command = [sys.executable, script, "--worker"]
         self.process = subprocess.Popen(
@@ -360,7 +367,7 @@ class Worker:
     def ask(self, **job: Any) -> Any:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        print(json.dumps(job), file=self.process.stdin, flush=True)
+        print(json.dumps(self.options | job), file=self.process.stdin, flush=True)
         line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"the process that measures ended at {job['what']}")
@@ -433,7 +440,7 @@ def table(result: dict[str, Any]) -> str:
     lines.append("|---" * (3 + len(versions)) + "|")
     for row in result["times"]:
         times = [row[version] for version in versions]
-        ratio = f"{times[-1] / times[0]:.2f}" if len(times) > 1 else ""
+        ratio = f"{row['after'] / row['before']:.2f}" if "before" in row else ""
         where = f"{row['device']}, {row['threads']}"
         cells = [f"{row['classes']}, {row['sd']}", where, *(f"{1000 * t:.2f}" for t in times), ratio]
         lines.append("| " + " | ".join(cells) + " |")
@@ -457,6 +464,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--rounds", type=int, default=12, help="times of each version in turn")
     parser.add_argument("--repeats", type=int, default=5, help="repetitions in a turn")
+    parser.add_argument(
+        "--training-points", type=int, nargs="+", default=[], help="other numbers of points of the factor"
+    )
     parser.add_argument("--points", type=int, help="points of a missing reference")
     parser.add_argument("--examples", type=int, help="examples of a missing reference")
     parser.add_argument("--references-only", action="store_true")
@@ -485,6 +495,9 @@ def main() -> None:
     if args.references_only:
         return
     workers, packages = start_workers(args.before)
+    for count in args.training_points:
+        workers[f"{count} points"] = Worker(None, points=count)
+        packages[f"{count} points"] = packages["after"]
     result: dict[str, Any] = {
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if args.device != "cpu" else "cpu",
