@@ -18,7 +18,8 @@ rows and classes, and the mean over rows of the largest error of a class; of gra
 over repetitions relative to the length of the reference.
 
 Each time is the median of several calls in a process of its own, each memory the growth of that process's
-peak resident set. Times are ratios within this run.
+peak resident set. Times are ratios within this run. ``split.py heads`` has the same heads with the default
+posterior too, beside another version of the package.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def probability_errors(model: hetsngp.Classifier, x: Tensor) -> dict[str, Any]:
     textbook = torch.stack(
         [torch.softmax(textbook_samples(u, PREDICT_SAMPLES), -1).mean(0) for _ in range(4)]
     )
-    out: dict[str, Any] = {"points": float(points.float().mean())}
+    out: dict[str, Any] = {"points": points}
     for name, probs in {"ours": ours.unsqueeze(0), "textbook": textbook}.items():
         error = (probs - truth).abs()
         out[name] = {"rms": float(error.square().mean().sqrt()), "largest": float(error.amax(-1).mean())}
@@ -329,7 +330,7 @@ def line(row: dict[str, Any]) -> str:
     p, g = row["probabilities"], row["gradients"]
     errors = f"{p['ours']['rms']:.1e} / {p['textbook']['rms']:.1e}"
     largest = f"{p['ours']['largest']:.4f} / {p['textbook']['largest']:.4f}"
-    cells = [row["classes"], row["noise"], f"{p['points']:.0f}", errors, largest, ratio("probs ours")]
+    cells = [row["classes"], row["noise"], p["points"], errors, largest, ratio("probs ours")]
     return (
         "| "
         + " | ".join(map(str, [*cells, ratio("predict ours"), g.get("points", "–"), ratio("train ours")]))

@@ -29,7 +29,7 @@ class PosteriorNotFittedError(RuntimeError):
 
 
 MOST_POINTS = 2**30
-"""Most integration points, the length of torch's Sobol sequence; an error of 0.005 takes some thousands."""
+"""Most integration points, the length of torch's Sobol sequence."""
 MOST_BINS = 2**20
 LARGEST_SIZE = 2**31
 """Largest number of classes, features and similar sizes."""
@@ -125,8 +125,8 @@ def check_num_samples(num_samples: Any) -> int:
     count = int(check_positive("num_samples", num_samples, integer=True))
     if count > MOST_POINTS:
         raise ValueError(
-            f"num_samples must be at most {MOST_POINTS:,}, got {num_samples!r:.50}: some thousand points "
-            "give an error below 0.005; None chooses their number"
+            f"num_samples must be at most {MOST_POINTS:,}, got {num_samples!r:.50}: some hundred are "
+            "enough for most purposes; None chooses their number"
         )
     return count
 

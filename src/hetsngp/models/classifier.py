@@ -261,8 +261,9 @@ class Classifier(nn.Module):
 
         Without ``generator`` the integration points are fixed: the same input gives the same answer, in any
         batch. Without label noise the integral is exact but for the correlations of classes under the
-        posterior. With label noise ``num_samples`` is the number of points of the noise's factor, None: a
-        fixed one, with which probabilities err by about 0.005.
+        posterior, and ``num_samples`` is the number of their draws. With label noise it is the number of
+        points of the noise's factor; None: a fixed one, with which probabilities have a root mean square
+        error below 0.001 where noise is mild, and below 0.01 where it is wide.
 
         Several threads may predict with one model at the same time, in training mode too: the model is in
         eval mode until the last of them has its answer, and then every module has its mode again. No buffer
@@ -280,8 +281,8 @@ class Classifier(nn.Module):
     def predict_probs(
         self, x: Any, num_samples: int | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Return ``predict(x).probs`` alone: (B, K). With three classes or more the nested integral that
-        splits the uncertainty is nearly all of the cost of ``predict``.
+        """Return ``predict(x).probs`` alone: (B, K). With label noise and three classes or more ``predict``
+        takes two to four times as long, for the nested integral that splits the uncertainty.
         """
         self._check_prediction(x, num_samples, generator)
         with evaluating(self):
