@@ -44,10 +44,10 @@ from hetsngp.types import Factor, FactorSum, UtilityNormal, join_factors
 # Error of a probability from the default number of points, about; where a factor is much wider than the
 # diagonal up to twice that (benchmarks/points.py).
 TARGET_ERROR = 0.005
-# Points of the factor's coordinates in training, where errors average over batches and steps: more of few
-# classes and of targets that are no labels. For held-out data, of few and of many classes, and of all
-# coordinates.
-TRAINING_POINTS, TRAINING_POINTS_MORE = 4, 16
+# Points of the factor's coordinates in training, where errors average over batches and steps: of many classes,
+# of targets that are no labels, and of few classes times their number. For held-out data, of few and of many
+# classes, and of all coordinates.
+TRAINING_POINTS, SOFT_POINTS, TRAINING_LOGITS = 4, 16, 256
 EVALUATION_POINTS, EVALUATION_POINTS_MANY, EVALUATION_POINTS_SAMPLED = 128, 32, 512
 # Points of predictions, more of few classes, whose probabilities are large and cost little; numbers of
 # classes from which they are very many, and up to which they are few.
@@ -126,12 +126,15 @@ def num_points(utility: UtilityNormal, num_samples: int | None, sampler: str, me
 def num_training_points(num_classes: int, *, soft: bool = False) -> int:
     """Number of points of the training loss, of labels or of soft targets.
 
-    More of few classes, where they cost little.
+    More of few classes, where they cost little: with a wide factor the gradient of 16 points is biased.
 
-    >>> num_training_points(10), num_training_points(100), num_training_points(100, soft=True)
-    (16, 4, 16)
+    >>> [num_training_points(classes) for classes in (3, 6, 10, 100)], num_training_points(100, soft=True)
+    ([64, 32, 16, 4], 16)
     """
-    return TRAINING_POINTS_MORE if soft or num_classes <= FEW_CLASSES else TRAINING_POINTS
+    if num_classes > FEW_CLASSES:
+        return SOFT_POINTS if soft else TRAINING_POINTS
+    wanted = min(max(TRAINING_LOGITS // num_classes, 16), 64)
+    return 1 << (wanted.bit_length() - 1)
 
 
 def num_evaluation_points(num_classes: int, sampler: str = "sobol") -> int:

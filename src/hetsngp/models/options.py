@@ -75,8 +75,8 @@ class BuildOptions(TypedDict, total=False):
     sampler: SamplerName
     """Integration points."""
     num_samples: int | None
-    """Number of integration points of the noise's factor; None: 4 in training and 256 in prediction, 16 and
-    512 up to 32 classes.
+    """Number of integration points of the noise's factor; None: 4 in training and 256 in prediction, 16 to
+    64 and 512 up to 32 classes.
     """
     spectral_bound: float | None
     """c of W·min(1, c/σ); None: 0.95 for MLPs, 6 for convolutions, none for attention; inf: no bound."""
