@@ -44,9 +44,9 @@ from hetsngp.types import Factor, FactorSum, UtilityNormal, join_factors
 # Error of a probability from the default number of points, about; where a factor is much wider than the
 # diagonal up to twice that (benchmarks/points.py).
 TARGET_ERROR = 0.005
-# Points of the factor's coordinates in training, where errors average over batches and steps: of many classes,
-# of targets that are no labels, and of few classes times their number. For held-out data, of few and of many
-# classes, and of all coordinates.
+# Points of the factor's coordinates in training, where errors average over batches and steps: of many
+# classes, of targets that are no labels, and of few classes, times their number. For held-out data, of few
+# and of many classes, and of all coordinates.
 TRAINING_POINTS, SOFT_POINTS, TRAINING_LOGITS = 4, 16, 256
 EVALUATION_POINTS, EVALUATION_POINTS_MANY, EVALUATION_POINTS_SAMPLED = 128, 32, 512
 # Points of predictions, more of few classes, whose probabilities are large and cost little; numbers of
