@@ -186,6 +186,7 @@ def integrated_softmax(
     for rows in example_chunks(rest.mean, count):
         part = contrasts.map(lambda t, rows=rows: t[rows])  # type: ignore[misc]
         mean, draws = rest.mean[rows], correlated_draws(part, eps)
+        mean = mean - mean.amax(-1, keepdim=True)  # numbers near zero keep their digits
         if not entropy:
             pieces.append((mean_change(mean.unsqueeze(1), *draws), given[rows]))  # NaN stays NaN
             continue
@@ -225,7 +226,6 @@ def mean_changes(
     """
     few = mean.shape[-1] <= FEW_CLASSES
     at, traced = 0 if few else -1, torch.compiler.is_compiling()
-    mean = mean - mean.amax(-1, keepdim=True)  # numbers near zero keep their digits
     log_q = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
     # Elementwise, because the product of a batch of matrices with a vector each takes four times as long.
     centre, at_q = (_classes_in_front(each.unsqueeze(1), few) for each in (torch.softmax(mean, -1), log_q))
