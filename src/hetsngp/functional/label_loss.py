@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hetsngp.functional.integration import (
-    CLOSE,
     COARSE,
     COARSE_DEGREE,
     DEGREE,
@@ -37,8 +36,6 @@ from hetsngp.functional.integration import (
 
 # E log Z is a mean of t, and needs the ends of its range more than a mean of probabilities does.
 _WIDE = Grid(10, -9.0, 2.2, 2, 1.2)
-# Points up to which the nodes of few classes are close.
-FEW_POINTS = 16
 # Mean variance of a logit under F at which the path has half of the weight in the gradient of a label.
 _WIDE_SPREAD = 2.0
 
@@ -96,8 +93,7 @@ class LabelNLL(torch.autograd.Function):
         diagonal: Diagonal,
     ) -> Tensor:
         means = mean.unsqueeze(-1) if factor is None else (mean.unsqueeze(1) + eps @ factor.mT).mT
-        few = means.shape[1] < MANY_CLASSES
-        grid = _grid(means.shape[2], (CLOSE if means.shape[2] <= FEW_POINTS else COARSE) if few else ROUGH)
+        grid = _grid(means.shape[2], COARSE if means.shape[1] < MANY_CLASSES else ROUGH)
         nll, wanted = torch.empty_like(mean[:, 0]), any(ctx.needs_input_grad)
         d_mean, d_var = torch.empty_like(mean), torch.empty_like(var)
         d_factor = None if factor is None else torch.empty_like(factor)
