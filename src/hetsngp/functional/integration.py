@@ -57,7 +57,7 @@ class Grid(NamedTuple):
 FINE = Grid(nodes=20, low=-11.0, high=2.4, steps=2, first=0.9)
 # For each of several points of a factor, whose nodes differ in place so that errors average, and for the loss
 # of a label of many classes. What the upper end cuts off does not average: the gradient in σ needs it.
-COARSE = Grid(nodes=6, low=-6.0, high=2.2, steps=1, first=1.6)
+COARSE = Grid(nodes=6, low=-5.5, high=2.2, steps=1, first=2.0)
 ROUGH = Grid(nodes=4, low=-4.5, high=1.8, steps=1, first=1.6)
 MANY_CLASSES = 64
 # Elements of a working chunk on a CPU and on a GPU.
