@@ -140,12 +140,22 @@ class IntegrationPoints:
         return torch.cat([b[0] for b in blocks]), torch.cat([b[1] for b in blocks])
 
 
+def _block_of(
+    sampler: str, dimension: int, start: int, count: int, seed: int, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """Points ``start … start+count−1`` of all coordinates alike: (count, dimension)."""
+    like = torch.zeros((), device=device, dtype=dtype)
+    return IntegrationPoints(sampler, dimension, 0, seed).block(start, count, like=like)[0]
+
+
+_random_points = constant(_block_of)
+
+
 @functools.lru_cache(maxsize=64)
 def _constant_points(
     count: int, dimension: int, seed: int, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    like = torch.zeros((), device=device, dtype=dtype)
-    return IntegrationPoints("sobol", dimension, 0, seed).block(0, count, like=like)[0]
+    return _block_of("sobol", dimension, 0, count, seed, device, dtype)
 
 
 _known_points = constant(_constant_points)
@@ -412,13 +422,3 @@ def _points_of(sampler: str, dimension: int, start: int, count: int, seed: int, 
     if sampler == "sobol":
         return constant_points(count, dimension, seed + start, like)
     return _random_points(sampler, dimension, start, count, seed, like.device, like.dtype)
-
-
-def _block_of(
-    sampler: str, dimension: int, start: int, count: int, seed: int, device: torch.device, dtype: torch.dtype
-) -> Tensor:
-    like = torch.zeros((), device=device, dtype=dtype)
-    return IntegrationPoints(sampler, dimension, 0, seed).block(start, count, like=like)[0]
-
-
-_random_points = constant(_block_of)

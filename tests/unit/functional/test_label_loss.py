@@ -295,6 +295,27 @@ def test_improbable_labels(width: float, below: float, dtype: torch.dtype, targe
     assert largest_error([found[0].double()], gradients(want, tensors)[:1]) < tolerance
 
 
+def test_few_classes_have_points_for_a_wide_factor() -> None:
+    """Three classes, V of standard deviation 6 and hardly any d: the gradient in a scale of V is unbiased."""
+    g = torch.Generator().manual_seed(0)
+    mean = 5 * torch.randn(200, 3, generator=g)
+    factor = 6 / math.sqrt(6) * torch.randn(200, 3, 6, generator=g)
+    y = torch.multinomial(torch.softmax(mean / 4, -1), 1, generator=g).squeeze(1)
+
+    def in_scale(points: int | None, seeds: int) -> Tensor:
+        out = []
+        for seed in range(seeds):
+            scale = torch.ones((), requires_grad=True)
+            u = UtilityNormal(mean, torch.full_like(mean, 0.02), factor * scale)
+            loss = softmax_nll(u, y, num_samples=points, seed=seed, decorrelate=True).mean()
+            out.append(torch.autograd.grad(loss, scale)[0])
+        return torch.stack(out).mean()
+
+    want = in_scale(2048, 6)
+    assert (in_scale(None, 40) - want).abs() < 0.006
+    assert (in_scale(16, 40) - want).abs() > 0.006  # the bias that more points remove
+
+
 @pytest.mark.parametrize("width", [50.0, 1000.0])
 def test_noise_beyond_the_table_is_scaled_down(width: float) -> None:
     """An argmax but for a share of 1/width: value and gradients are those of the integral."""
