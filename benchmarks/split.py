@@ -12,7 +12,8 @@
 * ``heads``: trained heads of benchmarks/head.py (B = 128, h = 640, m = 1024, R = 6), sngp and hetsngp with
   the default posterior and with ``shared``; the noise as it was trained, and scaled to 4 and 8. Times of
   ``predict_probs`` and ``predict``, both packages in turn, and errors over 200 inputs. Heads are trained by
-  the package before, which the one after can load.
+  the package before, which the one after can load. A second run of the same packages adds to the first:
+  errors on a GPU, then ``--no-errors`` for times on another machine.
 
 Means are N(0, 4) with a margin of 0 to 8 for one class. The covariance of f is U diag(s) Uᵀ by the formulas
 of the posterior, from the mean softmax Hessian of these inputs and a kernel matrix whose eigenvalues are
@@ -504,7 +505,19 @@ def compare_head(
             timed = {**job, "action": action, "device": device, "threads": args.threads}
             for name, value in measure_times(workers, timed, args.rounds, 1, args.budget).items():
                 row[name][f"{action}, {device}"] = value
-    return {**at, **row}
+    return row
+
+
+def keep(row: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Put the row into ``rows``; what an earlier run measured of the same head, errors or times, stays."""
+    names = ("classes", "method", "posterior", "noise")
+    for i, old in enumerate(rows):
+        if all(old[name] == row[name] for name in names):
+            both = {key: old[key] | row[key] for key in old.keys() & row.keys() if isinstance(row[key], dict)}
+            rows[i] = old | row | both
+            return rows[i]
+    rows.append(row)
+    return row
 
 
 def _sd(std: Tensor | None, factor: Tensor | None) -> float:
@@ -614,19 +627,21 @@ def main() -> None:
             rows.append(row)
         print(accuracy_table(result))
     else:
-        result["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         old = json.loads(path.read_text()) if path.exists() else {}
-        if old.get("packages") == packages and old.get("device") == result["device"]:
-            rows += [row for row in old["heads"] if row["classes"] not in args.classes]
+        rows += old["heads"] if old.get("packages") == packages else []
         with tempfile.TemporaryDirectory() as folder:
             for classes in args.classes:
                 for method, posterior in METHODS:
                     head = {"classes": classes, "method": method, "posterior": posterior}
-                    head["path"] = f"{folder}/{method}-{posterior}-{classes}"
-                    next(iter(workers.values())).ask(what="train", steps=args.steps, **head)
+                    trained = {**head, "path": f"{folder}/{method}-{posterior}-{classes}"}
+                    next(iter(workers.values())).ask(what="train", steps=args.steps, **trained)
                     for noise in HEAD_NOISE if method == "hetsngp" else ("none",):
-                        rows.append(compare_head(workers, {**head, "noise": noise}, folder, args))
-                        print(head_table({**result, "heads": rows[-1:]}).splitlines()[-1], flush=True)
+                        row = {**head, "noise": noise}
+                        row |= compare_head(workers, {**trained, "noise": noise}, folder, args)
+                        row["times" if args.no_errors else "errors"] = f"torch {torch.__version__}, {device}"
+                        row = keep(row, rows)
+                        print(head_table({**result, "heads": [row]}).splitlines()[-1], flush=True)
                         write(path, result)
         print(head_table(result))
     write(path, result)

@@ -120,3 +120,8 @@ def test_heads_of_two_packages(
     (row,) = json.loads((tmp_path / "split_heads.json").read_text())["heads"]
     assert row["before"]["rms"] == row["after"]["rms"]
     assert row["after"]["predict, cpu"] > 0
+    run(script, monkeypatch, "heads", "--no-errors", *arguments)
+    (again,) = json.loads((tmp_path / "split_heads.json").read_text())["heads"]
+    assert again["after"]["rms"] == row["after"]["rms"]
+    assert again["after"]["predict, cpu"] != row["after"]["predict, cpu"]
+    assert again["sd"] == row["sd"]
