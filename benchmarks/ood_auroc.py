@@ -5,7 +5,7 @@
 WRN-16-4 on CIFAR-100, 20 epochs, trained by the version before (experiments/defaults/images.py: ``direction``
 is hetsngp). Both versions then fit and calibrate the default posterior on the same features of the same
 network, and predict test images, CIFAR-10 (near) and scenes (far). A GPU takes two minutes a seed. For a CPU
-``--set width=1 epochs=8 batch=256 per_class=200`` makes a small network in half an hour.
+``--set width=2 epochs=5 batch=256 lr=0.1 per_class=200 held_out=2000`` makes a small network.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from split import Gaussian, Sizes, gaussian_of, reference
+from torch import Tensor, nn
 from training_loss import package, start_workers, work, write
 
 sys.path.append(str(Path(__file__).parents[1] / "experiments" / "defaults"))
 
 CONFIGS = {"sngp": "sngp", "hetsngp": "direction"}
 SHOWN = ("accuracy", "nll", "ece", "near_model_uncertainty", "far_model_uncertainty")
+# Sizes of a reference: a GPU takes a tenth of a second for an input, two cores a second.
+REFERENCE = (2**6, 2**12, 16, 2**16)
 _data: dict[str, Any] = {}
 
 
@@ -58,8 +61,8 @@ def train(job: dict[str, Any]) -> None:
     torch.save(model.state_dict(), job["weights"])
 
 
-def measure(job: dict[str, Any]) -> dict[str, float]:
-    """Fit the posterior and measure."""
+def measure(job: dict[str, Any]) -> dict[str, Any]:
+    """Fit the posterior and measure; of some inputs, the model uncertainty and its reference too."""
     import hetsngp
 
     images, have = _images(job)
@@ -74,9 +77,43 @@ def measure(job: dict[str, Any]) -> dict[str, float]:
     other = [key for key in (*keys.missing_keys, *keys.unexpected_keys) if ".posterior." not in key]
     if other:  # the posterior is fitted below
         raise RuntimeError(f"the versions do not have these in common: {', '.join(other)}")
+    model = model.to(data.train.device).eval()
     with other_draws(job["draws"]):
-        found = images.evaluate(model.to(data.train.device).eval(), h, data, settings, 2000)
-    return {name: value for name, value in found.items() if isinstance(value, float)}
+        found = images.evaluate(model, h, data, settings, 2000)
+        some = {name: evenly(h[name], job["inputs"]) for name in ("test", "near", "far")}
+        values = {name: model.predict(x).model_uncertainty.tolist() for name, x in some.items() if len(x)}
+    out: dict[str, Any] = {name: value for name, value in found.items() if isinstance(value, float)}
+    if job["inputs"]:
+        out["values"] = values
+    if job["reference"]:
+        for name, x in some.items():
+            exact = reference(Gaussian(*gaussian_of(model, x)), Sizes(*REFERENCE), str(x.device))
+            out.setdefault("reference", {})[name] = exact.model.tolist()
+            out.setdefault("reference error", {})[name] = float(exact.error.square().mean().sqrt())
+    return out
+
+
+def evenly(x: Tensor, count: int) -> Tensor:
+    """``count`` rows, equally far apart."""
+    return x[torch.linspace(0, len(x) - 1, count, device=x.device).long()]
+
+
+def against_reference(row: dict[str, Any]) -> str:
+    """AUROC of the same few inputs by each version and by the reference, and the errors of each version."""
+    from hetsngp import metrics
+
+    exact = {name: torch.tensor(values) for name, values in row["after"]["reference"].items()}
+    found = {name: row[name]["values"] for name in row if isinstance(row[name], dict)}
+    lines = []
+    for name, values in {**found, "reference": exact}.items():
+        given = {part: torch.as_tensor(of) for part, of in values.items()}
+        error = torch.cat([given[part] - exact[part] for part in exact])
+        cells = [f"{part} {metrics.auroc(given['test'], given[part]):.4f}" for part in ("near", "far")]
+        bias = ", ".join(f"{part} {float((given[part] - exact[part]).mean()):+.4f}" for part in exact)
+        lines.append(
+            f"{name}: {', '.join(cells)}; rms {float(error.square().mean().sqrt()):.4f}, bias {bias}"
+        )
+    return "\n".join(lines)
 
 
 @contextlib.contextmanager
@@ -125,6 +162,13 @@ def main() -> None:
         default=[],
         help="other numbers of correlated draws too",
     )
+    parser.add_argument(
+        "--reference",
+        type=int,
+        default=0,
+        metavar="INPUTS",
+        help="of each set, by the reference of split.py too",
+    )
     parser.add_argument("--methods", nargs="+", default=list(CONFIGS), choices=list(CONFIGS))
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=NUMBER", help="settings of images.py")
     parser.add_argument("--smoke", action="store_true", help="a few images, one epoch: does it run?")
@@ -147,12 +191,22 @@ def main() -> None:
                 job = {"method": method, "seed": seed, "smoke": args.smoke, "settings": settings}
                 job |= {"h": f"{folder}/h.pt", "weights": f"{folder}/weights.pt"}
                 next(iter(workers.values())).ask(what="train", **job)
-                row = {v: worker.ask(what="measure", draws=None, **job) for v, worker in workers.items()}
+                asked = {
+                    "what": "measure",
+                    "draws": None,
+                    "inputs": args.reference,
+                    "reference": False,
+                    **job,
+                }
+                of_reference = {"after": {"reference": args.reference > 0}}
+                row = {v: worker.ask(**asked | of_reference.get(v, {})) for v, worker in workers.items()}
                 for draws in args.draws:
-                    row[f"{draws} draws"] = workers["after"].ask(what="measure", draws=draws, **job)
+                    row[f"{draws} draws"] = workers["after"].ask(**asked | {"draws": draws})
                 result["rows"].append({"method": method, "seed": seed, **row})
                 write(args.out / "ood_auroc.json", result)
                 print(table({**result, "rows": result["rows"][-1:]}).splitlines()[-1], flush=True)
+                if args.reference:
+                    print(against_reference(row), flush=True)
     print(table(result))
     for worker in workers.values():
         worker.close()

@@ -455,14 +455,21 @@ def _predict(job: dict[str, Any]) -> None:
     model, x = _model(job)
     with torch.no_grad():
         found = model.predict(x)
-        latent, noise = model.head.parts(x, posterior=True)
-        f = latent.as_utility().tempered(model.temperature)
-        g = [f.mean, None if latent.factor is not None else f.var.sqrt()]
-        g += [None if f.form is None else f.form.dense().expand(len(x), -1, -1), None, None]
-        if noise is not None:
-            noise = noise.tempered(model.temperature)
-            g[3:] = noise.var.sqrt(), noise.form.dense().expand(len(x), -1, -1)
-    torch.save({"probs": found.probs, "model": found.model_uncertainty, "gaussian": g}, job["to"])
+    parts = {"probs": found.probs, "model": found.model_uncertainty, "gaussian": gaussian_of(model, x)}
+    torch.save(parts, job["to"])
+
+
+@torch.no_grad()
+def gaussian_of(model: Any, x: Tensor) -> list[Tensor | None]:
+    """Fields of the :class:`Gaussian` of a model of the package after, at its temperature."""
+    latent, noise = model.head.parts(x, posterior=True)
+    f = latent.as_utility().tempered(model.temperature)
+    g = [f.mean, None if latent.factor is not None else f.var.sqrt()]
+    g += [None if f.form is None else f.form.dense().expand(len(x), -1, -1), None, None]
+    if noise is not None:
+        noise = noise.tempered(model.temperature)
+        g[3:] = noise.var.sqrt(), noise.form.dense().expand(len(x), -1, -1)
+    return g
 
 
 def _time(job: dict[str, Any]) -> list[float]:
