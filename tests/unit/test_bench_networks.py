@@ -24,14 +24,14 @@ def test_circles_of_one_package_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = load_script("benchmarks/circles.py")
-    arguments = ["--before", str(ROOT / "src"), "--seeds", "0", "1", "--epochs", "6", "--out", str(tmp_path)]
+    arguments = ["--before", str(ROOT / "src"), "--seeds", "0", "1", "--epochs", "5", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["circles.py", *arguments])
     script.main()
     rows = json.loads((tmp_path / "circles.json").read_text())["rows"]
     assert [row["seed"] for row in rows] == [0, 1]
     for row in rows:
         assert row["before"] == row["after"]
-        assert row["after"]["epoch"] == 6
+        assert row["after"]["epoch"] == 5
         assert row["after"]["best_held_out"] <= row["after"]["held_out"]
         assert 0.5 < row["after"]["train"] < 1.1
     assert "| train | " in (shown := capsys.readouterr().out)
