@@ -192,14 +192,16 @@ def main() -> None:
                 job |= {"h": f"{folder}/h.pt", "weights": f"{folder}/weights.pt"}
                 next(iter(workers.values())).ask(what="train", **job)
                 asked = {
+                    **job,
                     "what": "measure",
                     "draws": None,
                     "inputs": args.reference,
                     "reference": False,
-                    **job,
                 }
-                of_reference = {"after": {"reference": args.reference > 0}}
-                row = {v: worker.ask(**asked | of_reference.get(v, {})) for v, worker in workers.items()}
+                row = {
+                    v: worker.ask(**asked | {"reference": v == "after" and args.reference > 0})
+                    for v, worker in workers.items()
+                }
                 for draws in args.draws:
                     row[f"{draws} draws"] = workers["after"].ask(**asked | {"draws": draws})
                 result["rows"].append({"method": method, "seed": seed, **row})

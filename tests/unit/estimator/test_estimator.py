@@ -66,8 +66,6 @@ def test_scikit_learn_checks(estimator: Any, check: Any) -> None:
 @pytest.mark.slow
 @parametrize_with_checks([HetSNGPClassifier()])
 def test_scikit_learn_checks_with_the_defaults(estimator: Any, check: Any) -> None:
-    if getattr(check, "keywords", {}).get("readonly_memmap"):
-        pytest.skip("how data are read does not depend on the settings: see test_scikit_learn_checks")
     check(estimator)
 
 
