@@ -34,13 +34,13 @@ demo: $(STAMP) ## every method on moons and mixture: train, measure, draw both u
 	@echo "the noisy circles train for 300 epochs, two minutes more: $(BIN)/hetsngp demo --out out/demo"
 
 # Two workers with one thread each: with torch's own threads beside them they would compete for two cores.
-PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-test: lint ## lint, types, and every test and doctest that is not slow
-	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
+test: lint ## lint, types, and every test and doctest that is not slow; with SLOW=1 the slow ones too
+	$(PYTEST) $(if $(SLOW),,-m 'not slow') $(PYTEST_ARGS)
 
-test-all: test ## make test, then the slow tests: processes, kill and resume, every library, every table, studies
-	$(PYTEST) -m slow $(PYTEST_ARGS)
+test-all: ## make test SLOW=1: adds processes, kill and resume, every library, every table, studies
+	$(MAKE) test SLOW=1
 
 lint: $(STAMP) ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .
