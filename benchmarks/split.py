@@ -8,7 +8,7 @@
   package. A setting that the file has is not made again.
 * ``accuracy``: the default (Kronecker) posterior at a standard deviation of the GP, and each kind of label
   noise at a standard deviation, of d and of V each (of ``feature``: of both parts). Model uncertainty I(y; f)
-  and probabilities, as the head computes them. 200 inputs, at K = 1,000 32.
+  and probabilities, as the head computes them, of 200 inputs.
 * ``heads``: trained heads of benchmarks/head.py (B = 128, h = 640, m = 1024, R = 6), sngp and hetsngp with
   the default posterior and with ``shared``; the noise as it was trained, and scaled to 4 and 8. Times of
   ``predict_probs`` and ``predict``, both packages in turn, and errors over 200 inputs. Heads are trained by
@@ -44,7 +44,7 @@ from training_loss import Worker, measure_times, package, start_workers, work, w
 
 KINDS = ("low_rank", "parameter_efficient", "feature")
 GP_SD, NOISE_SD = (0.3, 1.0, 3.0), (0.0, 1.0, 2.0, 4.0, 8.0)
-INPUTS = {10: 200, 100: 200, 1000: 32}
+INPUTS = 200
 RANK, NOISY_FEATURES, FULL_CLASSES = 6, 128, 256
 SHOWN = 4  # probabilities stored for each input: those of the largest means
 UNIT = 2.5e-4  # of stored numbers, int16: up to 8.19
@@ -312,14 +312,13 @@ def shown_classes(mean: Tensor) -> Tensor:
     return mean.topk(min(SHOWN, mean.shape[1])).indices
 
 
-def make_references(path: Path, classes: list[int], inputs: int | None, sizes: Sizes, device: str) -> None:
-    """Add the settings that the file does not have, and write it after each number of classes."""
+def make_references(path: Path, classes: list[int], inputs: int, sizes: Sizes, device: str) -> None:
+    """Add the settings that the file does not have, and write it after each."""
     tensors, about = read_references(path)
     for at in settings(classes):
         name, start = key(*at), time.perf_counter()
-        count = inputs or INPUTS.get(at[0], 200)
         if name not in tensors:
-            c = case(*at, count)
+            c = case(*at, inputs)
             found = reference(gaussian(c), sizes, device)
             numbers = [found.model, entropy(found.probs), *found.probs.gather(1, shown_classes(c.mean)).mT]
             tensors[name] = (torch.stack(numbers) / UNIT).round().to(torch.int16)
@@ -330,9 +329,7 @@ def make_references(path: Path, classes: list[int], inputs: int | None, sizes: S
                 "seconds": time.perf_counter() - start,
             }
             print(f"{name}: {about[name]}", flush=True)
-            if at[1:] == settings([at[0]])[-1][1:]:
-                write_references(path, tensors, about)
-    write_references(path, tensors, about)
+            write_references(path, tensors, about)
 
 
 def read_references(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -493,7 +490,7 @@ def compare_head(
     workers: dict[str, Worker], at: dict[str, Any], folder: str, args: argparse.Namespace
 ) -> dict[str, Any]:
     """One row of the table: errors of both packages, and their times."""
-    job = {**at, "inputs": args.inputs or 200, "batch": min(128, args.inputs or 200)}
+    job = {**at, "inputs": args.inputs, "batch": min(128, args.inputs)}
     row: dict[str, Any] = {name: {} for name in workers}
     truth: Reference | None = None
     # The Gaussians are those of the package after.
@@ -595,9 +592,7 @@ def main() -> None:
         "--device", default="cpu", help="of references, and of the predictions that are compared with them"
     )
     parser.add_argument("--classes", type=int, nargs="+", default=[10, 100, 1000])
-    parser.add_argument(
-        "--inputs", type=int, help="inputs of a setting; None: 200, and 32 made ones at K = 1,000"
-    )
+    parser.add_argument("--inputs", type=int, default=INPUTS, help="of a setting")
     parser.add_argument("--sizes", type=int, nargs=4, default=list(Sizes()), help="of a reference, see Sizes")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--times", nargs="*", default=["cpu"], help="devices of which times are measured")

@@ -86,6 +86,25 @@ def test_many_classes_have_a_diagonal_covariance(script: ModuleType) -> None:
     assert torch.allclose(f.var.mean(1), torch.tensor(0.49))
 
 
+@pytest.mark.parametrize(("gp_sd", "bound"), [(1.0, 0.005), (3.0, 0.02)])
+@pytest.mark.parametrize("kind", ["low_rank", "parameter_efficient", "feature"])
+@pytest.mark.parametrize("classes", [10, 100, 1000])
+def test_wide_noise_stays_within_the_bounds_of_the_split(
+    script: ModuleType, classes: int, kind: str, gp_sd: float, bound: float
+) -> None:
+    """Against the stored references, of every fifth input."""
+    stored, _ = script.read_references(ROOT / "benchmarks" / "results" / "split_reference.safetensors")
+    true = stored[script.key(classes, kind, gp_sd, 8.0)].double() * script.UNIT
+    assert true.shape[1] == script.INPUTS
+    case = script.case(classes, kind, gp_sd, 8.0, script.INPUTS)
+    mean, scales, std = (None if t is None else t[::5] for t in (case.mean, case.scales, case.noise_std))
+    parts = tuple(t[::5] if len(t) == script.INPUTS else t for t in case.parts)
+    some = case._replace(mean=mean, scales=scales, noise_std=std, parts=parts)
+    _, model = script.package_split(*script.package_case(some))
+    assert float((model - true[0, ::5]).square().mean().sqrt()) < bound
+    assert float(true[0].mean()) > 2 * bound
+
+
 def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     monkeypatch.setattr(sys, "argv", ["split.py", *arguments])

@@ -27,6 +27,7 @@ from hetsngp.functional.link import (
     example_chunks,
     half_spread,
     integrated_softmax,
+    is_sampled,
     mean_changes,
     num_draws,
     num_points,
@@ -37,13 +38,16 @@ from hetsngp.functional.quadrature import expected_sigmoid
 from hetsngp.functional.sampling import constant_points, sample
 from hetsngp.types import Prediction, UtilityNormal
 
-# Points f, and their least number; points of the label noise, more from VERY_MANY_CLASSES on, and the parts
-# of them from which their errors are extrapolated.
+# Points f, and their least number; points of the label noise, more from VERY_MANY_CLASSES on and for a factor
+# of many columns, and the parts of them from which their errors are extrapolated.
 OUTER, FEWEST_OUTER = 64, 16
-INNER, INNER_MANY, PARTS, PARTS_MANY = 512, 1024, 2, 4
-# The surrogate's p(μ) takes so many times fewer points. Chunks are so many times larger than elsewhere, more
-# on a GPU, where the host launches kernels more slowly than they run.
-CENTRE, CHUNKS, CHUNKS_ON_GPU = 4, 2, 4
+INNER, INNER_MANY, INNER_WIDE, PARTS, PARTS_MANY = 512, 1024, 2048, 2, 4
+# With more parts than two, every so-many-th point f tells how much larger the entropy by all points of the
+# noise is than that by a part of them.
+SOME = 4
+# The surrogate's p(μ) takes so many times fewer points. Chunks are so many times larger than elsewhere: the
+# host launches operations on small ones more slowly than they run.
+CENTRE, CHUNKS = 4, 4
 # Largest correction of the mean of p(f) over the points f: where I(y; f) is near the logarithm of their
 # number, or above it, most classes are rare among them.
 LARGEST_RATIO = 1e4
@@ -135,11 +139,10 @@ def softmax_split(
 def _noisy(latent: UtilityNormal, noise: UtilityNormal, seed: int, members: int) -> Tensor:
     """I(y; f) = H(E_f p(f)) − E_f H(p(f)), p(f) = E_ε softmax(f + ε): (B,)."""
     classes = latent.mean.shape[-1]
-    outer, inner = max(OUTER // members, FEWEST_OUTER), num_inner(classes)
+    outer, inner = max(OUTER // members, FEWEST_OUTER), num_inner(classes, wide=is_sampled(noise, "sobol"))
     surrogate = _Surrogate.of(latent, noise, inner // CENTRE, seed)
     pieces = []
-    larger = CHUNKS if latent.mean.device.type == "cpu" else CHUNKS_ON_GPU
-    for rows in example_chunks(latent.mean, inner, larger):
+    for rows in example_chunks(latent.mean, inner, CHUNKS):
         f, own = latent.rows(rows), surrogate.rows(rows)
         draws = _outer_draws(f, outer, seed + 2)[0]
         given = _Noise.of(noise.rows(rows), inner, seed + 1)
@@ -148,13 +151,15 @@ def _noisy(latent: UtilityNormal, noise: UtilityNormal, seed: int, members: int)
     return torch.cat(pieces)
 
 
-def num_inner(num_classes: int) -> int:
-    """Number of points of the noise.
+def num_inner(num_classes: int, *, wide: bool = False) -> int:
+    """Number of points of the noise; ``wide``: its factor has many columns, as that of noise on features.
 
-    >>> num_inner(3), num_inner(1000)
-    (512, 1024)
+    >>> num_inner(3), num_inner(1000), num_inner(1000, wide=True)
+    (512, 1024, 2048)
     """
-    return INNER if num_classes < VERY_MANY_CLASSES else INNER_MANY
+    if num_classes < VERY_MANY_CLASSES:
+        return INNER
+    return INNER_WIDE if wide else INNER_MANY
 
 
 class _Surrogate(NamedTuple):
@@ -209,15 +214,20 @@ class _Surrogate(NamedTuple):
         mean, entropies = surrogate.mean(1), _entropy(surrogate)
         ratio = (self.probs / mean.clamp_min(tiny)).clamp(1 / LARGEST_RATIO, LARGEST_RATIO)
         change = self.probs - mean
+        every = 1 if probs.shape[1] <= PARTS else SOME
+        whole, of_parts, some = probs.mean(1), probs.mean(2), probs[:, :, ::every]
+        given_f = _entropy(whole)  # (B, M)
         values = []
         for count in (count for count in (1, 2, 4) if count <= probs.shape[1]):
-            of_part = probs if count == probs.shape[1] else probs.unflatten(1, (count, -1)).mean(2)
-            means, given_f = of_part.mean(2), _entropy(of_part)  # (B, count, K), (B, count, M)
+            means = of_parts.unflatten(1, (count, -1)).mean(2)  # (B, count, K)
             q = means * ratio.unsqueeze(1)
             log_q = (q / q.sum(-1, keepdim=True)).clamp_min(tiny).log()
+            value = -given_f.mean(1, keepdim=True) - (means * log_q).sum(-1)
             if count == 1:
-                weight, limit = _regression(surrogate, entropies, of_part[:, 0], given_f[:, 0], log_q[:, 0])
-            value = -given_f.mean(2) - (means * log_q).sum(-1)
+                weight, limit = _regression(surrogate, entropies, whole, given_f, log_q[:, 0])
+            else:
+                of_some = _entropy(some.unflatten(1, (count, -1)).mean(2))  # (B, count, M / every)
+                value = value - (of_some - given_f[:, None, ::every]).mean(2)
             control = (entropies.mean(1) - self.entropy).unsqueeze(1) - (log_q @ change.unsqueeze(-1))[..., 0]
             # The integral's error does not shrink with I(y; f), as that of the points does.
             values.append((value + weight * control.clamp(-limit, limit)).mean(1))
