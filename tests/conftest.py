@@ -1,5 +1,6 @@
 """Fixtures shared by every test."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -17,6 +18,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    """Libraries and thousands of tests stay to the end: the collector need not look at them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -279,18 +279,17 @@ def _time_of(log_hazard: Tensor, mean: Tensor, var: Tensor) -> Tensor:
     Λ(t) is at most about Σ E e^{θ(f + t)} for every θ in (0, 1], Chernoff's bound, and where θσ is large it
     is smaller by θσ√2π, by Mills's ratio.
     """
-    times = []
-    for tilt in _TILTS:
-        exponent = torch.add(tilt * mean, var, alpha=0.5 * tilt**2)
-        top = exponent.amax(1, keepdim=True)
-        share = exponent.sub_(top).exp_()
-        total = share.sum(1)
-        bound = total.log() + top.squeeze(1)
-        if tilt < 1:
-            spread = share.mul_(var).sum(1) / total
-            bound = bound - 0.5 * torch.log1p(2 * math.pi * tilt**2 * spread)
-        times.append((log_hazard - bound.unsqueeze(-1)) / tilt)
-    return functools.reduce(torch.maximum, times)
+    tilt = _numbers(_TILTS, mean)[:, None, None, None]
+    exponent = torch.addcmul(tilt * mean, 0.5 * tilt.square(), var)  # (tilts, B, K, S)
+    top = exponent.amax(2, keepdim=True)
+    share = exponent.sub_(top).exp_()
+    total = share.sum(2)
+    spread = share.mul_(var).sum(2) / total
+    tilt = tilt.squeeze(-1)
+    # The bound of θ = 1 is near as it is.
+    mills = torch.log1p(2 * math.pi * (tilt < 1) * tilt.square() * spread)
+    bound = total.log() + top.squeeze(2) - 0.5 * mills
+    return ((log_hazard - bound.unsqueeze(-1)) / tilt.unsqueeze(-1)).amax(0)
 
 
 @functools.lru_cache(maxsize=64)

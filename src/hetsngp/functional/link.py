@@ -39,7 +39,7 @@ from hetsngp.functional.sampling import (
     pack,
     random_signs,
 )
-from hetsngp.types import Factor, FactorSum, UtilityNormal, join_factors
+from hetsngp.types import AnyFactor, Factor, FactorSum, UtilityNormal, join_factors
 
 # Error of a probability from the default number of points, about; where a factor is much wider than the
 # diagonal up to twice that (benchmarks/points.py).
@@ -67,20 +67,26 @@ FEWEST_POINTS = 32
 CORRELATED_LOGITS, FEWEST_DRAWS, MOST_DRAWS = 2**13, 512, 2048
 
 
+def separated_forms(utility: UtilityNormal) -> tuple[AnyFactor | None, Factor | None]:
+    """Factor without its contrasts, and the factor of contrasts; each None where there is none."""
+    form = utility.form
+    parts = () if form is None else form.parts if isinstance(form, FactorSum) else (form,)
+    contrasts = [part for part in parts if part.contrasts]
+    if len(contrasts) != 1:  # several: moments of a mixture, which are taken as they are
+        return form, None
+    return join_factors(*(part for part in parts if not part.contrasts)), contrasts[0]
+
+
 def separated(utility: UtilityNormal) -> tuple[UtilityNormal, Factor | None]:
     """Utility with the diagonal of its contrasts in ``var``, and the factor of contrasts, if it has one.
 
     The softmax does not depend on the direction 1, which contrasts leave out: it gets their mean variance,
     which makes the covariance as diagonal as it can be.
     """
-    form = utility.form
-    parts = () if form is None else form.parts if isinstance(form, FactorSum) else (form,)
-    contrasts = [part for part in parts if part.contrasts]
-    if len(contrasts) != 1:  # several: moments of a mixture, which are taken as they are
+    rest, contrasts = separated_forms(utility)
+    if contrasts is None:
         return utility, None
-    own = contrasts[0]
-    rest = join_factors(*(part for part in parts if not part.contrasts))
-    return UtilityNormal(utility.mean, utility.var + _diagonal(own), rest), own
+    return UtilityNormal(utility.mean, utility.var + _diagonal(contrasts), rest), contrasts
 
 
 def _diagonal(contrasts: Factor) -> Tensor:
@@ -110,14 +116,14 @@ def num_factor_points(num_classes: int) -> int:
 
 def num_points(utility: UtilityNormal, num_samples: int | None, sampler: str, members: int = 1) -> int:
     """Number of points of :func:`softmax_probs`; 0 where the integral takes none."""
-    classes, rest = utility.mean.shape[-1], separated(utility)[0]
+    classes, rest = utility.mean.shape[-1], separated_forms(utility)[0]
     if sampler == "sobol" and (classes == 2 or utility.form is None):
         return 0
     if num_samples is not None:
         return num_samples
-    if rest.form is None and sampler == "sobol":
+    if rest is None and sampler == "sobol":
         return num_draws(classes)
-    if not is_sampled(rest, sampler):
+    if not is_sampled(utility, sampler):
         return max(num_factor_points(classes) // members, FEWEST_POINTS)
     count = PREDICTION_POINTS if classes < VERY_MANY_CLASSES else PREDICTION_POINTS // 2
     return SAMPLED * max(count // members, FEWEST_POINTS)
@@ -162,7 +168,7 @@ def correlated_draws(contrasts: Factor, eps: Tensor) -> tuple[Tensor, Tensor]:
 
 def is_sampled(utility: UtilityNormal, sampler: str) -> bool:
     """Whether all coordinates take points."""
-    form = separated(utility)[0].form
+    form = separated_forms(utility)[0]
     return sampler != "sobol" or (form is not None and form.rank > WIDE_RANK)
 
 
@@ -333,7 +339,7 @@ def softmax_log_probs(
     """
     if utility.mean.shape[-1] == 2 and sampler == "sobol":
         return _two_class(utility, likelihood)
-    if is_sampled(utility, sampler) or separated(utility)[1] is not None:
+    if is_sampled(utility, sampler) or separated_forms(utility)[1] is not None:
         rank, diagonal = num_coordinates(utility)
         seed = draw_seed(generator) if seed is None else seed
         points = IntegrationPoints(sampler, rank, diagonal, seed, part)
@@ -479,11 +485,11 @@ def softmax_probs(
     classes, count = utility.mean.shape[-1], num_points(utility, num_samples, sampler, members)
     if classes == 2 and sampler == "sobol":
         return _two_class(utility, "log_mean").exp(), count
-    rest, contrasts = separated(utility)
     if is_sampled(utility, sampler):
         return controlled_mean(utility, sampler, count, seed), count
-    if rest.form is None:
+    if separated_forms(utility)[0] is None:
         return integrated_softmax(utility, seed, entropy=False, num_samples=num_samples)[0], count
+    rest, contrasts = separated(utility)
     probs = _given_points(rest, count, seed)
     if contrasts is not None:
         probs = probs + _change_by_correlations(utility, rest, contrasts, seed)

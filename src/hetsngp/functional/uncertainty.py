@@ -32,6 +32,7 @@ from hetsngp.functional.link import (
     num_draws,
     num_points,
     separated,
+    separated_forms,
     softmax_probs,
 )
 from hetsngp.functional.quadrature import expected_sigmoid
@@ -107,7 +108,7 @@ def softmax_split(
     given_f, count = None, 0
     if not posterior:
         clean = torch.softmax(latent.mean, -1)
-    elif sampler == "sobol" and latent.mean.shape[-1] > 2 and separated(latent)[0].form is None:
+    elif sampler == "sobol" and latent.mean.shape[-1] > 2 and separated_forms(latent)[0] is None:
         clean, given_f = integrated_softmax(latent, seed, entropy=noise is None, num_samples=num_samples)
         count = num_points(latent, num_samples, sampler)
     else:
@@ -184,11 +185,12 @@ class _Surrogate(NamedTuple):
         # Between that at the mean and that of a probit, which is nearer far from the mean.
         slope = (slope / (1 + math.pi / 8 * noise.marginal_variance()).sqrt()).sqrt()
         start, draws = centre.log(), num_draws(mean.shape[-1])
-        probs, given_f = probs_and_entropy(start, slope.square() * _outer_variance(latent))
+        var = _outer_variance(latent)
+        probs, given_f = probs_and_entropy(start, slope.square() * var)
         if latent.form is None:
             return _Surrogate(start, slope, probs, given_f)
         changes = []
-        var, centre = _outer_variance(latent), torch.softmax(start, -1)
+        centre = torch.softmax(start, -1)
         known = half_spread(latent, centre, slope) - half_spread(UtilityNormal(mean, var), centre, slope)
         for rows in example_chunks(mean, draws):
             scale = slope[rows].unsqueeze(1)
@@ -309,24 +311,26 @@ def _exp_(x: Tensor) -> Tensor:
 
 def _outer_variance(latent: UtilityNormal) -> Tensor:
     """Variances of the independent draws of :func:`_outer_draws`: (B, K)."""
-    rest, contrasts = separated(latent)
-    return rest.var if contrasts is not None and rest.form is None else latent.marginal_variance()
+    rest, contrasts = separated_forms(latent)
+    if contrasts is not None and rest is None:
+        return separated(latent)[0].var
+    return latent.marginal_variance()
 
 
 def _outer_draws(latent: UtilityNormal, outer: int, seed: int) -> tuple[Tensor, Tensor]:
     """f − μ in antithetic pairs, with its covariance and with its variances alone: (B, M, K) each."""
-    rest, contrasts = separated(latent)
+    form, contrasts = separated_forms(latent)
     classes = latent.mean.shape[-1]
     # One sequence for all: two, of whatever seeds, correlate point by point.
-    rank = 0 if rest.form is None else rest.form.rank
+    rank = 0 if form is None else form.rank
     points = constant_points(outer // 2, classes + rank, seed, latent.mean)
     eps, shared = points.split([classes, rank], 1)
-    if contrasts is not None and rest.form is None:
+    if contrasts is not None and form is None:
         draws = correlated_draws(contrasts, eps)
     else:
         independent = correlated = latent.marginal_variance().sqrt().unsqueeze(1) * eps
-        if rest.form is not None:
-            correlated = rest.var.sqrt().unsqueeze(1) * eps + rest.form.matmul(shared)
+        if form is not None:
+            correlated = separated(latent)[0].var.sqrt().unsqueeze(1) * eps + form.matmul(shared)
         draws = correlated, independent
     correlated, independent = (torch.cat([part, -part], 1) for part in draws)
     return correlated, independent

@@ -446,7 +446,7 @@ class GaussianHead(Head):
             return -(y * log_yes + (1 - y) * log_no).sum(-1)
         if self.noise is None and not (posterior and self.has_posterior):  # no variance
             log_probs = torch.log_softmax(utility.mean, -1)
-        elif y.dim() == 2 or functional.separated(utility)[1] is not None:
+        elif y.dim() == 2 or functional.separated_forms(utility)[1] is not None:
             log_probs = functional.softmax_log_probs(utility, seed=0)
         else:
             labels = y.repeat_interleave(self.num_members)
