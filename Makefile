@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt requirements-hashed.txt tools/torchvisi
 	  echo "hetsngp needs Python 3.11, 3.12 or 3.13, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1)."; \
 	  echo "Name another one: make $(or $(MAKECMDGOALS),setup) PYTHON=python3.11"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check \
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  --report .venv/installed.json -e '.[$(EXTRAS)]'
 	@$(PYTHON) tools/hash_pins.py check .venv/installed.json || { rm -rf .venv; exit 1; }
 	$(BIN)/python tools/torchvision_hook.py

@@ -118,8 +118,9 @@ def test_one_graph_for_every_batch(method: str, link: str, num_classes: int, pos
     model = fitted(method, num_classes, link, **({"posterior": posterior} if posterior else {}))
     program = exported(model)
     assert [name for name in operators(program) if FORBIDDEN.search(name)] == []
+    module = program.module()
     for batch in (1, 3, 11):
-        assert_as_predicted(program.module()(inputs(batch)), model, inputs(batch))
+        assert_as_predicted(module(inputs(batch)), model, inputs(batch))
     torch.compiler.reset()
     compiled = torch.compile(model.prediction_module(), fullgraph=True, backend="aot_eager", dynamic=False)
     assert_as_predicted(compiled(inputs(5)), model, inputs(5))
@@ -140,8 +141,9 @@ def test_ensembles(methods: tuple[str, ...]) -> None:
     ensemble = hetsngp.Ensemble([fitted(method, len(methods)) for method in methods])
     program = exported(ensemble)
     assert [name for name in operators(program) if FORBIDDEN.search(name)] == []
+    module = program.module()
     for batch in (1, 9):
-        assert_as_predicted(program.module()(inputs(batch)), ensemble, inputs(batch))
+        assert_as_predicted(module(inputs(batch)), ensemble, inputs(batch))
     torch.compiler.reset()
     compiled = torch.compile(ensemble.prediction_module(), fullgraph=True, backend="aot_eager", dynamic=False)
     assert_as_predicted(compiled(inputs(5)), ensemble, inputs(5))
@@ -176,8 +178,9 @@ def test_points_in_all_coordinates_and_other_noise_under_the_softmax(
     model = fitted(method, 3, **options, **gp)
     program = exported(model)
     assert [name for name in operators(program) if FORBIDDEN.search(name)] == []
+    module = program.module()
     for batch in (1, 7):
-        assert_as_predicted(program.module()(inputs(batch)), model, inputs(batch))
+        assert_as_predicted(module(inputs(batch)), model, inputs(batch))
 
 
 @pytest.mark.slow
@@ -194,8 +197,9 @@ def test_options_of_the_gp(options: dict[str, Any]) -> None:
     model = fitted("sngp", **options)
     program = exported(model)
     assert [name for name in operators(program) if FORBIDDEN.search(name)] == []
+    module = program.module()
     for batch in (1, 7):
-        assert_as_predicted(program.module()(inputs(batch)), model, inputs(batch))
+        assert_as_predicted(module(inputs(batch)), model, inputs(batch))
 
 
 def test_a_posterior_that_was_updated_and_not_factorised_since() -> None:
