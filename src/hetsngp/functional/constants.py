@@ -48,8 +48,12 @@ def constant(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
             key = (name, *args)
             return _known[key] if key in _known else unknown(*args)
         value = make(*args)
-        if _keeps:
-            _known[(name, *args)] = value
+        if _keeps and (name, *args) not in _known:
+            # torch._dynamo.mark_static: with dynamic=True a constant that has as many rows as the batch would
+            # share its symbol, and the program would be for batches of that size alone. So would the base of
+            # a view.
+            kept = _known[(name, *args)] = value.clone()
+            kept._dynamo_static_indices = set(range(kept.dim()))  # type: ignore[attr-defined]
         return value
 
     return made

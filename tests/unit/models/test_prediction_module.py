@@ -260,13 +260,36 @@ def test_an_exported_program_is_saved_with_all_it_needs(tmp_path: Any) -> None:
     assert_as_predicted(program.module()(inputs(6)), model, inputs(6))
 
 
+@pytest.mark.parametrize("first", [5, 512])
+def test_a_first_batch_of_the_size_of_a_constant(first: int) -> None:
+    """There are 5 levels and 512 points: sizes that are equal by chance must not become equal for ever."""
+    torch.compiler.reset()
+    model = fitted("heteroscedastic", 3)
+    compiled = torch.compile(
+        model.prediction_module(), fullgraph=True, dynamic=True, backend=lambda graph, examples: graph.forward
+    )
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for batch in (first, 7):
+            assert_as_predicted(compiled(inputs(batch)), model, inputs(batch))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "link"), [("sngp", "softmax"), ("hetsngp", "softmax"), ("hetsngp", "sigmoid")]
-)
-def test_the_default_compiler(method: str, link: str) -> None:
+@pytest.mark.parametrize(("method", "link"), [("sngp", "softmax"), ("hetsngp", "softmax")])
+def test_the_default_compiler_makes_one_program_for_every_batch(method: str, link: str) -> None:
     torch.compiler.reset()
     model = fitted(method, 3, link)
+    compiled = torch.compile(model.prediction_module(), fullgraph=True, dynamic=True)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for batch in (5, 8, 2):
+            assert_as_predicted(compiled(inputs(batch)), model, inputs(batch))
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
+def test_the_default_compiler_decides_about_sizes() -> None:
+    """The first batch has a program of its own, so has a batch of one, and any other size shares a third."""
+    torch.compiler.reset()
+    model = fitted("hetsngp", 3, "sigmoid")
     compiled = torch.compile(model.prediction_module(), fullgraph=True)
     for batch in (5, 1, 8):
         assert_as_predicted(compiled(inputs(batch)), model, inputs(batch))
