@@ -66,8 +66,6 @@ def test_scikit_learn_checks(estimator: Any, check: Any) -> None:
 @pytest.mark.slow
 @parametrize_with_checks([HetSNGPClassifier()])
 def test_scikit_learn_checks_with_the_defaults(estimator: Any, check: Any) -> None:
-    if "readonly_memmap" in check.keywords:  # how inputs are read; what is learned is the same check without
-        estimator = clone(estimator).set_params(epochs=10)
     check(estimator)
 
 
