@@ -67,7 +67,8 @@ def entropy(probs: Tensor) -> Tensor:
     >>> entropy(torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
     tensor([0.6931, 0.0000])
     """
-    return torch.special.entr(probs).sum(-1) + 0.0  # −0.0 becomes 0.0
+    # A probability that is rounded to just above one would have a negative entropy; + 0.0: −0.0 becomes 0.0.
+    return torch.special.entr(probs).sum(-1).clamp_min(0) + 0.0
 
 
 def binary_entropy(probs: Tensor) -> Tensor:

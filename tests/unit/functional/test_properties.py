@@ -46,6 +46,11 @@ def test_a_common_shift_of_the_logits_changes_nothing(u: UtilityNormal, shift: f
     assert torch.allclose(probs, moved, atol=1e-9)
 
 
+def test_entropy_of_a_probability_rounded_above_one_is_not_negative() -> None:
+    probs = torch.tensor([[1 + 2**-52, 1e-40], [1.0, 0.0]], dtype=torch.float64)
+    assert (entropy(probs) >= 0).all()
+
+
 @settings(max_examples=40, deadline=None)
 @given(utilities())
 def test_model_uncertainty_lies_between_zero_and_what_there_is(u: UtilityNormal) -> None:
