@@ -1,107 +1,144 @@
-"""Candidates for an OOD score, none of which has seen an OOD example.
+"""Candidates for an OOD score. None has seen an OOD example; all are higher further from the training data.
 
-All are higher further from the training data. Ranks are among held-out images of the training distribution.
+``raw_scores`` are of a fitted model, its training features and nothing else. ``combined`` adds ranks among
+held-out in-distribution examples.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 import hetsngp
 from hetsngp.frozen.features import FeatureSet
-from hetsngp.nn.latent import RandomFeatureGP
+from hetsngp.nn.latent import LinearLatent, RandomFeatureGP
 
 NEIGHBOURS = 50
-PAIRS = {
-    "ranks: model + relative Mahalanobis": ("model uncertainty", "relative Mahalanobis"),
-    "ranks: entropy + relative Mahalanobis": ("entropy", "relative Mahalanobis"),
-    "ranks: entropy + variance": ("entropy", "variance"),
-    "ranks: model + variance": ("model uncertainty", "variance"),
-    "ranks: entropy + model": ("entropy", "model uncertainty"),
-}
+EXAMPLES = 2000
+"""Examples at a time."""
 
 
 class Density:
     """Class means and one covariance of z (n, D), and the Gaussian of all classes together."""
 
-    def __init__(self, z: Tensor, y: Tensor) -> None:
+    def __init__(self, z: Tensor, y: Tensor, num_classes: int) -> None:
         z = z.double()
-        classes = y.unique()
-        self.means = torch.stack([z[y == c].mean(0) for c in classes])
-        within = z - self.means[torch.searchsorted(classes, y)]
         self.middle = z.mean(0)
-        self.within, self.all = self._root(within), self._root(z - self.middle)
+        z = z - self.middle
+        one_hot = torch.nn.functional.one_hot(y, num_classes).to(z)
+        self.means = (one_hot.mT @ z) / one_hot.sum(0).clamp_min(1).unsqueeze(1)
+        self.within = self._whitener(z - self.means[y])
+        self.all = self._whitener(z)
+        self.white_means = self.means @ self.within
 
     @staticmethod
-    def _root(centred: Tensor) -> Tensor:
+    def _whitener(centred: Tensor) -> Tensor:
+        """W with WWᵀ = Σ⁻¹: (D, D)."""
         covariance = centred.mT @ centred / len(centred)
         ridge = 1e-4 * covariance.diagonal().mean() * torch.eye(len(covariance)).to(covariance)
-        return torch.linalg.cholesky(covariance + ridge)
+        root = torch.linalg.cholesky(covariance + ridge)
+        return torch.linalg.solve_triangular(root, torch.eye(len(root)).to(root), upper=False).mT
 
     def distances(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """(n,), (n,): the squared distance to the nearest class, and that to all of them together."""
-        near = torch.full((len(z),), torch.inf, dtype=torch.float64, device=z.device)
-        for mean in self.means:
-            near = near.minimum(self._square(z.double() - mean, self.within))
-        return near, self._square(z.double() - self.middle, self.all)
-
-    @staticmethod
-    def _square(centred: Tensor, root: Tensor) -> Tensor:
-        return torch.linalg.solve_triangular(root, centred.mT, upper=False).square().sum(0)
+        z = z.double() - self.middle
+        near = torch.cdist(z @ self.within, self.white_means).square().amin(1)
+        return near, (z @ self.all).square().sum(1)
 
 
-class Candidates:
-    """Scores of a fitted model, given its training features and held-out ones."""
+class RawScores:
+    """Scores of a fitted model, by its training features."""
 
-    def __init__(self, model: hetsngp.Classifier, train: FeatureSet, held_out: Tensor) -> None:
-        self.model, self.head = model, model.on_features()
-        self.train_z = self._normalised(train.h)
-        self.density = Density(self.train_z, train.y)
-        self.held_out = {name: values.sort().values for name, values in self.raw(held_out).items()}
+    def __init__(self, model: hetsngp.Classifier, train: FeatureSet) -> None:
+        self.model = model.on_features()
+        self.latent = model.head.latent
+        self.spaces = {"h": Density(train.h, train.y, model.num_classes)}
+        z = self._inputs(train.h)
+        if "z" in z:
+            self.spaces["z"] = Density(z["z"], train.y, model.num_classes)
+            self.spaces["phi"] = Density(z["phi"], train.y, model.num_classes)
+        self.neighbours = {name: _unit(values) for name, values in z.items() if name != "phi"}
+        self._fit_vim(train.h)
 
-    def _normalised(self, h: Tensor) -> Tensor:
-        """Input of the kernel, or h where there is none."""
-        latent = getattr(self.model.head, "latent", None)
+    def _inputs(self, h: Tensor) -> dict[str, Tensor]:
+        """h, and for a GP the input of its kernel z and the kernel features φ."""
+        if not isinstance(self.latent, RandomFeatureGP):
+            return {"h": h}
         with torch.no_grad():
-            return latent.normalizer.normalized(h) if isinstance(latent, RandomFeatureGP) else h
+            parts = [(self.latent.normalizer.normalized(b), self.latent.features(b)) for b in h.split(EXAMPLES)]
+        return {"h": h, "z": torch.cat([z for z, _ in parts]), "phi": torch.cat([phi for _, phi in parts])}
 
-    def raw(self, h: Tensor) -> dict[str, Tensor]:
-        parts = [self._part(batch) for batch in h.split(2000)]
+    def _logits(self, h: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.latent(h, posterior=False).mean
+
+    def _fit_vim(self, h: Tensor) -> None:
+        """Virtual-logit matching (Wang et al. 2022): the norm of h outside its principal subspace."""
+        self.origin = h.double().mean(0)
+        if isinstance(self.latent, LinearLatent):
+            linear = self.latent.linear
+            weight, bias = linear.weight.detach().double(), linear.bias.detach().double()
+            self.origin = -torch.linalg.pinv(weight) @ bias
+        centred = h.double() - self.origin
+        vectors = torch.linalg.eigh(centred.mT @ centred / len(h)).eigenvectors
+        self.residual = vectors[:, : vectors.shape[1] // 2]  # eigenvalues ascend
+        length = (centred @ self.residual).norm(dim=1).mean()
+        self.alpha = torch.cat([self._logits(b).amax(1) for b in h.split(EXAMPLES)]).double().mean() / length
+
+    def __call__(self, h: Tensor) -> dict[str, Tensor]:
+        """Every score at h (n, D): (n,) each."""
+        parts = [self._part(batch) for batch in h.split(EXAMPLES)]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def _part(self, h: Tensor) -> dict[str, Tensor]:
-        prediction = self.head.predict(h)
-        utility = self.head.utility(h)
-        z = self._normalised(h)
-        near, all_classes = self.density.distances(z)
-        distances = torch.cdist(z.float(), self.train_z.float()[:: max(1, len(self.train_z) // 20_000)])
-        out = {
+        prediction = self.model.predict(h)
+        logits = (self._logits(h) / self.model.head.mode_temperature).double()
+        scores = {
             "entropy": prediction.total_uncertainty,
             "1 − confidence": 1 - prediction.confidence,
-            "model uncertainty": prediction.model_uncertainty,
-            "variance": prediction.latent_variance,
-            "data uncertainty": prediction.data_uncertainty,
-            "energy": -(utility.mean / self.model.temperature).logsumexp(-1),
-            "Mahalanobis": near,
-            "relative Mahalanobis": near - all_classes,
-            "50th neighbour": distances.kthvalue(NEIGHBOURS, dim=1).values,
-            "today's ood_score": prediction.ood_score,
+            "MSP": 1 - logits.softmax(-1).amax(-1),
+            "max logit": -logits.amax(-1),
+            "energy": -logits.logsumexp(-1),
         }
-        return {name: values.double() for name, values in out.items()}
+        if self.model.head.has_posterior:
+            scores["model uncertainty"] = prediction.model_uncertainty
+            scores["variance"] = prediction.latent_variance
+        inputs = self._inputs(h)
+        for space, density in self.spaces.items():
+            near, everything = density.distances(inputs[space])
+            scores[f"Mahalanobis {space}"], scores[f"relative Mahalanobis {space}"] = near, near - everything
+        for space, known in self.neighbours.items():
+            distances = torch.cdist(_unit(inputs[space]), known)
+            scores[f"kNN {space}"] = distances.kthvalue(NEIGHBOURS, dim=1).values
+        residual = ((h.double() - self.origin) @ self.residual).norm(dim=1)
+        energy = self._logits(h).double().logsumexp(-1)
+        scores["ViM"] = self.alpha * residual - energy
+        return {name: values.double() for name, values in scores.items()}
 
-    def scores(self, h: Tensor) -> dict[str, Tensor]:
-        """Every candidate at h (n, D): (n,) each; those that do not vary are left out."""
-        raw = self.raw(h)
-        varying = {n: v for n, v in raw.items() if self.held_out[n][0] < self.held_out[n][-1]}
-        ranks = {name: self._rank(name, values) for name, values in varying.items()}
-        pairs = {n: ranks[a] + ranks[b] for n, (a, b) in PAIRS.items() if a in ranks and b in ranks}
-        return varying | pairs
 
-    def _rank(self, name: str, values: Tensor) -> Tensor:
-        """Share of held-out examples below; beyond all of them it grows further, with the limit 2."""
-        known = self.held_out[name]
-        rank = torch.searchsorted(known, values) / len(known)
-        spread = (known[-1] - known[len(known) // 2]).clamp_min(1e-12)
-        beyond = ((values - known[-1]) / spread).clamp_min(0)
-        return rank + beyond / (1 + beyond)
+def _unit(h: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(h.float(), dim=1)
+
+
+def ranks(values: Tensor, held_out: Tensor) -> Tensor:
+    """−log of the share of held-out values that are as high, a one-sided p-value: (n,), (m,) → (n,).
+
+    Beyond the highest tenth the share falls as the exponential distribution that fits there, so that the score
+    grows without end.
+    """
+    known = held_out.sort().values
+    count = len(known)
+    above = count - torch.searchsorted(known, values, right=False) + 0.5
+    rank = -(above / (count + 1)).log()
+    start = known[int(0.9 * count)]
+    mean = (known[int(0.9 * count) :] - start).mean().clamp_min(1e-12)
+    tail = math.log(10) + (values - start) / mean
+    return torch.where(values > start, tail, rank)
+
+
+def combined(scores: dict[str, Tensor], held_out: dict[str, Tensor], names: Sequence[str]) -> Tensor:
+    """Sum of the ranks of several scores, Fisher's combination of their p-values: (n,)."""
+    return torch.stack([ranks(scores[name], held_out[name]) for name in names]).sum(0)

@@ -6,6 +6,7 @@ MethodName = Literal[
     "deterministic", "heteroscedastic", "sngp", "hetsngp", "posterior_network", "mimo", "hetsngp_mimo"
 ]
 NormalizationName = Literal["direction", "polar", "rms", "power"]
+KernelName = Literal["rbf", "rbf+linear"]
 FeaturesName = Literal["random", "inducing"]
 PosteriorName = Literal["kronecker", "exact", "shared", "momentum", "none"]
 NoiseName = Literal["low_rank", "parameter_efficient", "feature"]
@@ -15,6 +16,7 @@ SamplerName = Literal["sobol", "mc", "antithetic"]
 
 METHOD_NAMES: tuple[MethodName, ...] = get_args(MethodName)
 NORMALIZATIONS: tuple[NormalizationName, ...] = get_args(NormalizationName)
+KERNELS: tuple[KernelName, ...] = get_args(KernelName)
 FEATURES: tuple[FeaturesName, ...] = get_args(FeaturesName)
 POSTERIORS: tuple[PosteriorName, ...] = get_args(PosteriorName)
 NOISES: tuple[NoiseName, ...] = get_args(NoiseName)

@@ -340,7 +340,7 @@ def can_precompute(model: Classifier, examples: int) -> bool:
     latent = model.head.latent if isinstance(model.head, GaussianHead) else None
     if not isinstance(latent, RandomFeatureGP) or latent.inducing is None:
         return False
-    return examples * latent.kernel.random_features <= MAX_PRECOMPUTED
+    return examples * latent.num_kernel_features <= MAX_PRECOMPUTED
 
 
 def precomputed(model: Classifier, h: Sequence[Tensor]) -> tuple[Classifier, tuple[Tensor, ...]]:

@@ -61,7 +61,9 @@ class Components:
         o = self.options
         kind = o.normalization or DEFAULT_NORMALIZATION[kind_of(self.backbone)]
         form = "sincos" if o.features == "random" else o.features
-        kernel = Kernel(o.random_features, o.amplitude, o.length_scale, kind, features=form)
+        kernel = Kernel(
+            o.random_features, o.amplitude, o.length_scale, kind, features=form, linear=o.kernel == "rbf+linear"
+        )
         return RandomFeatureGP(
             self.num_features,
             self.num_classes,
@@ -80,8 +82,8 @@ class Components:
             return CLASS_NOISES[o.noise](self.num_features, self.num_classes, o.rank, **shared)
         if isinstance(latent, LinearLatent):
             return FeatureNoise(self.num_features, self.num_features, o.rank, **shared)
-        unit = o.amplitude / math.sqrt(o.random_features)  # ‖φ‖ = a
-        return FeatureNoise(self.num_features, o.random_features, o.rank, unit=unit, **shared)
+        unit = o.amplitude / math.sqrt(latent.num_kernel_features)  # ‖φ‖ = a
+        return FeatureNoise(self.num_features, latent.num_kernel_features, o.rank, unit=unit, **shared)
 
     @property
     def link(self) -> Link:

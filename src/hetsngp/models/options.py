@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hetsngp.choices import (
     FEATURES,
+    KERNELS,
     LIKELIHOODS,
     LINKS,
     NOISES,
@@ -19,6 +20,7 @@ from hetsngp.choices import (
     POSTERIORS,
     SAMPLERS,
     FeaturesName,
+    KernelName,
     LikelihoodName,
     LinkName,
     MethodName,
@@ -33,6 +35,7 @@ ClassCounts = Sequence[float] | np.ndarray | Tensor
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "normalization": NORMALIZATIONS,
+    "kernel": KERNELS,
     "features": FEATURES,
     "posterior": POSTERIORS,
     "noise": NOISES,
@@ -61,6 +64,8 @@ class BuildOptions(TypedDict, total=False):
     """ℓ in units of the normalised features (typical length √D); None: their median distance."""
     normalization: NormalizationName | None
     """None: "rms" for MLPs, "direction" for the rest."""
+    kernel: KernelName
+    """Prior of a logit: "rbf", or "rbf+linear", a sum of equal parts a²·(½k + ½zᵀz′/D) under one posterior."""
     features: FeaturesName
     """"random" frequencies, or "inducing": components of the kernel between training points, which
     :func:`hetsngp.fit_head` makes for a backbone that does not change; m of them."""
@@ -117,6 +122,7 @@ class Options:
     amplitude: float = 10.0
     length_scale: float | None = None
     normalization: NormalizationName | None = None
+    kernel: KernelName = "rbf"
     features: FeaturesName = "random"
     posterior: PosteriorName = "kronecker"
     noise: NoiseName = "low_rank"

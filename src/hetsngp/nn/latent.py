@@ -343,7 +343,8 @@ class Kernel:
     """Prior of the GP: amplitude a (standard deviation of a logit), length scale ℓ, features, normalisation.
 
     ``features``: "sincos", "cosine" (the paper's) or "inducing"; ``orthogonal``: frequencies in orthogonal
-    blocks.
+    blocks; ``linear``: half of the prior variance is that of a linear function of the normalised features,
+    a²·(½k(z, z′) + ½zᵀz′/D), so that a² stays the variance of a logit at features of typical length.
     """
 
     random_features: int = 1024
@@ -352,6 +353,12 @@ class Kernel:
     normalization: str = "rms"
     features: str = "sincos"
     orthogonal: bool = True
+    linear: bool = False
+
+    @property
+    def part_amplitude(self) -> float:
+        """Amplitude of the RBF kernel, and of the linear one beside it."""
+        return self.amplitude * math.sqrt(0.5) if self.linear else self.amplitude
 
 
 def member_rows(outputs: Tensor, members: int) -> Tensor:
@@ -403,7 +410,8 @@ class RandomFeatureGP(nn.Module):
 
     With ``length_scale`` None, ℓ is the running median distance of training features. Sine–cosine pairs by
     default: ‖φ‖ = a for every input, where the paper's cosines give the prior variance only on average.
-    ``features="inducing"``, for frozen backbones, are not random: :class:`InducingFeatures`.
+    ``features="inducing"``, for frozen backbones, are not random: :class:`InducingFeatures`. A linear kernel
+    beside the RBF one adds the coordinates of z to φ: f = wᵀz + GP, with one posterior over both.
     Each member has its own β; φ and the posterior covariance, that of the curvature averaged over members,
     are shared.
     """
@@ -437,9 +445,15 @@ class RandomFeatureGP(nn.Module):
             self.register_buffer("frequencies", draw(rows, width, generator=generator))
         if kernel.features == "cosine":
             self.register_buffer("phases", 2 * math.pi * torch.rand(m, generator=generator))
+        size = m + width if kernel.linear else m
         std = INITIAL_LOGIT_STD / kernel.amplitude
-        self.beta = nn.Parameter(torch.randn(m, members * num_classes, generator=generator) * std)
-        self.posterior = POSTERIOR_TYPES[posterior](num_classes, m, link)
+        self.beta = nn.Parameter(torch.randn(size, members * num_classes, generator=generator) * std)
+        self.posterior = POSTERIOR_TYPES[posterior](num_classes, size, link)
+
+    @property
+    def num_kernel_features(self) -> int:
+        """Number of coordinates of φ: m, and with a linear kernel those of z."""
+        return self.beta.shape[0]
 
     @property
     def length_scale(self) -> Tensor:
@@ -470,22 +484,29 @@ class RandomFeatureGP(nn.Module):
         return torch.cat([h, phi], dim=1)
 
     def features(self, h: Tensor) -> Tensor:
-        """φ: (B, D) → (B, m). ‖φ‖² is the prior variance a², for inducing features after
-        :meth:`with_prior_variance`.
+        """φ: (B, D) → (B, m), or (B, m + D) with a linear kernel. ‖φ‖² is the prior variance, for inducing
+        features after :meth:`with_prior_variance`.
         """
         if self.inducing is not None:
-            return self.kernel.amplitude * self.inducing(self.normalizer.normalized(h))
-        z, statistics = self.normalizer.with_statistics(h)
-        z = z / self._length_scale(statistics.distance).to(z)
-        if self.kernel.features == "sincos":
-            phi = features.sincos_features(z, self.frequencies.to(z))
+            z = self.normalizer.normalized(h)
+            phi = self.inducing(z)
         else:
-            phi = features.cosine_features(z, self.frequencies.to(z), self.phases.to(z))
-        return self.kernel.amplitude * phi
+            z, statistics = self.normalizer.with_statistics(h)
+            scaled = z / self._length_scale(statistics.distance).to(z)
+            if self.kernel.features == "sincos":
+                phi = features.sincos_features(scaled, self.frequencies.to(z))
+            else:
+                phi = features.cosine_features(scaled, self.frequencies.to(z), self.phases.to(z))
+        if self.kernel.linear:
+            phi = torch.cat([phi, z / math.sqrt(h.shape[-1])], dim=-1)
+        return self.kernel.part_amplitude * phi
 
     def with_prior_variance(self, phi: Tensor) -> Tensor:
-        """φ with ‖φ‖² = a², from which variances are computed."""
-        return phi if self.inducing is None else self.inducing.with_residual(phi, self.kernel.amplitude)
+        """φ with ‖φ‖² the prior variance, from which variances are computed."""
+        if self.inducing is None:
+            return phi
+        rbf, linear = phi.tensor_split([self.kernel.random_features], dim=-1)
+        return torch.cat([self.inducing.with_residual(rbf, self.kernel.part_amplitude), linear], dim=-1)
 
     def mean(self, phi: Tensor) -> Tensor:
         """û = φᵀβ̂: (B, m) → (B·M, K)."""
@@ -534,8 +555,8 @@ class PrecomputedGP(RandomFeatureGP):
 
     def features(self, h: Tensor) -> Tensor:
         """φ, the last m columns: (B, D + m) → (B, m)."""
-        return h[:, h.shape[1] - self.kernel.random_features :]
+        return h[:, h.shape[1] - self.num_kernel_features :]
 
     def backbone_features(self, h: Tensor) -> Tensor:
         """h alone, the first D columns: (B, D + m) → (B, D)."""
-        return h[:, : h.shape[1] - self.kernel.random_features]
+        return h[:, : h.shape[1] - self.num_kernel_features]
