@@ -68,7 +68,9 @@ class RawScores:
         if not isinstance(self.latent, RandomFeatureGP):
             return {"h": h}
         with torch.no_grad():
-            parts = [(self.latent.normalizer.normalized(b), self.latent.features(b)) for b in h.split(EXAMPLES)]
+            parts = [
+                (self.latent.normalizer.normalized(b), self.latent.features(b)) for b in h.split(EXAMPLES)
+            ]
         return {"h": h, "z": torch.cat([z for z, _ in parts]), "phi": torch.cat([phi for _, phi in parts])}
 
     def _logits(self, h: Tensor) -> Tensor:

@@ -45,10 +45,10 @@ from hetsngp.training.recipes.recipe import read_recipe
 HERE = Path(__file__).parent
 HELD_OUT_CLASSES = 20
 SPLITS = (0, 1)
-TOLERANCES = (0.01, 0.0, 0.03, 0.1, 10.0)
+TOLERANCES = (0.01, 0.03, 10.0)
 """Nats that a larger posterior scale may cost; the first is the library's, with the last the scale is 1."""
 WIDTH = 512**0.5
-CONFIGS: dict[str, tuple[str, ...]] = {
+FIRST: dict[str, tuple[str, ...]] = {
     "deterministic": ("method=deterministic",),
     "hetsngp": (),
     "linear": ("options.kernel=rbf+linear",),
@@ -63,12 +63,32 @@ CONFIGS: dict[str, tuple[str, ...]] = {
     "amplitude 20": ("options.amplitude=20",),
     "average": ("training.ema_decay=0.998",),
     "lr 0.4": ("schedule.lr=0.4",),
-    "constant, average": ("training.ema_decay=0.998", "schedule.decay=constant"),
-    "sngp": ("method=sngp",),
-    "deterministic, average": ("method=deterministic", "training.ema_decay=0.998"),
-    "weight decay 1e-3": ("schedule.weight_decay=1e-3",),
 }
-"""Name → changes to the recipe "cifar100"; lengths are in units of √(2D), about the median distance."""
+"""Name → changes to the recipe "cifar100" as it was; lengths are in units of √(2D), about the median distance."""
+_LR, _DET, _FIVE = "schedule.lr=0.4", "method=deterministic", "options.amplitude=5"
+SECOND: dict[str, tuple[str, ...]] = {
+    "lr 0.4, amplitude 5": (_LR, _FIVE),
+    "deterministic, lr 0.4": (_LR, _DET),
+    "lr 0.4, amplitude 5, weight decay 1e-3": (_LR, _FIVE, "schedule.weight_decay=1e-3"),
+    "deterministic, lr 0.4, weight decay 1e-3": (_LR, _DET, "schedule.weight_decay=1e-3"),
+    "lr 0.8, amplitude 5": ("schedule.lr=0.8", _FIVE),
+    "deterministic, lr 0.8": ("schedule.lr=0.8", _DET),
+    "lr 0.4, amplitude 3": (_LR, "options.amplitude=3"),
+    "lr 0.4, amplitude 5, polar": (_LR, _FIVE, "options.normalization=polar"),
+    "lr 0.4, amplitude 5, average": (_LR, _FIVE, "training.ema_decay=0.998"),
+    "lr 0.4, amplitude 5, bound 3": (_LR, _FIVE, "options.spectral_bound=3"),
+    "lr 0.4, amplitude 5, linear": (_LR, _FIVE, "options.kernel=rbf+linear"),
+    "lr 0.4, amplitude 5, constant, average": (
+        *(_LR, _FIVE, "schedule.decay=constant", "training.ema_decay=0.998"),
+    ),
+    "sngp, lr 0.4, amplitude 5": (_LR, _FIVE, "method=sngp"),
+    "lr 0.4": (_LR,),
+    "deterministic, lr 0.4, average": (_LR, _DET, "training.ema_decay=0.998"),
+    "lr 0.4, amplitude 5, length 2": (_LR, _FIVE, f"options.length_scale={2 * 2**0.5 * WIDTH}"),
+}
+"""Second stage, around what was best by held-out NLL in the first."""
+CONFIGS = {**FIRST, **SECOND}
+STAGES = {"first": tuple(FIRST), "second": tuple(SECOND)}
 
 
 @cache
@@ -191,7 +211,7 @@ def train_missing(options: argparse.Namespace) -> None:
     gpu = torch.cuda.is_available()
     precision: Any = "bf16-mixed" if gpu else "32-true"
     engine = Engine(Hardware(1, precision=precision, channels_last=True, compile=gpu))
-    for split, name in itertools.product(options.splits, options.configs):
+    for split, name in itertools.product(options.splits, options.configs or STAGES[options.stage]):
         file = options.out / f"{file_name(name, split)}.json"
         begun = file.with_suffix(".begun")
         try:
@@ -214,8 +234,17 @@ def train_missing(options: argparse.Namespace) -> None:
 def line(result: dict[str, Any]) -> str:
     rule = result["rules"][f"{TOLERANCES[0]:g}"]
     cells = [f"{result['name']:24s} {result['split']} {result['seconds']:5.0f} s"]
-    cells += [f"acc {rule['accuracy']:.3f} NLL {rule['nll']:.3f} ECE {rule['ece']:.3f} scale {rule['scale']:.3g}"]
-    for score in ("entropy", "model uncertainty", "variance", "max logit", "relative Mahalanobis z", "Mahalanobis z"):
+    cells += [
+        f"acc {rule['accuracy']:.3f} NLL {rule['nll']:.3f} ECE {rule['ece']:.3f} scale {rule['scale']:.3g}"
+    ]
+    for score in (
+        "entropy",
+        "model uncertainty",
+        "variance",
+        "max logit",
+        "relative Mahalanobis z",
+        "Mahalanobis z",
+    ):
         pair = [rule["auroc"][part].get(score) for part in ("near", "far")]
         if pair[0] is not None:
             cells.append(f"{score} " + "/".join(f"{value:.3f}" for value in pair))
@@ -233,13 +262,16 @@ def main() -> None:
     )
     parser.add_argument("what", choices=["train", "table"])
     parser.add_argument("--out", type=Path, default=Path("out/study"))
-    parser.add_argument("--configs", nargs="+", default=list(CONFIGS), choices=list(CONFIGS), metavar="NAME")
+    parser.add_argument("--stage", choices=list(STAGES), default="first")
+    parser.add_argument("--configs", nargs="+", choices=list(CONFIGS), metavar="NAME", help="of a stage")
     parser.add_argument("--splits", nargs="+", type=int, default=list(SPLITS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the recipe, for all")
     parser.add_argument("--images", type=int, default=None, help="use so many images only: does it run?")
-    parser.add_argument("--keep", nargs="*", default=[], metavar="NAME", help="networks whose features to keep")
+    parser.add_argument(
+        "--keep", nargs="*", default=[], metavar="NAME", help="networks whose features to keep"
+    )
     options = parser.parse_args()
     if options.what == "train":
         train_missing(options)
