@@ -128,8 +128,8 @@ def _unit(h: Tensor) -> Tensor:
 def ranks(values: Tensor, held_out: Tensor) -> Tensor:
     """−log of the share of held-out values that are as high, a one-sided p-value: (n,), (m,) → (n,).
 
-    Beyond the highest tenth the share falls as the exponential distribution that fits there, so that the score
-    grows without end.
+    Beyond the highest tenth the share falls as the exponential distribution that fits there, so that the
+    score grows without end.
     """
     known = held_out.sort().values
     count = len(known)

@@ -1,7 +1,8 @@
 """Far-OOD images to choose by: ImageNet's validation images at 32 pixels, without CIFAR-100's classes.
 
-Labels are positions in ImageNet's list of 1,000 classes. An image is left out if its label, or any of its ReaL
-labels, is a class of CIFAR-100, a kind of one (lizard: every lizard) or a part of one (road: street sign).
+Labels are positions in ImageNet's list of 1,000 classes. An image is left out if its label, or any of its
+ReaL labels, is a class of CIFAR-100, a kind of one (lizard: every lizard) or a part of one (road: street
+sign).
 """
 
 from __future__ import annotations

@@ -4,11 +4,13 @@
     python experiments/ood_score/study.py train --out out/study          # trains what is missing; one GPU
     python experiments/ood_score/study.py table --out out/study          # AUROC of every candidate
 
-WRN-16-8 learns 80 of the 100 classes, from 450 images of each; 50 of each are held out, to calibrate by and as
-in-distribution examples. The 20 other classes are near OOD, ImageNet's images at 32 pixels without CIFAR-100's
-classes (far_images.py) far OOD. The two splits of classes are drawn by seeds 0 and 1. Each network writes a
-JSON file with its settings, seconds and numbers, and an .npz file with every score of every image. Several
-processes may share ``--out``: each takes the next network that none has begun. After a kill remove *.begun.
+WRN-16-8 learns 80 of the 100 classes, from 450 images of each; 50 of each are held out, to calibrate by and
+as in-distribution examples. The 20 other classes are near OOD, ImageNet's images at 32 pixels without
+CIFAR-100's classes (far_images.py) far OOD. The two splits of classes are drawn by seeds 0 and 1. Each
+network writes a JSON file with its settings, seconds and numbers, and an .npz file with every score of every
+image.
+Several processes may share ``--out``: each takes the next network that none has begun. After a kill remove
+``*.begun``.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ FIRST: dict[str, tuple[str, ...]] = {
     "average": ("training.ema_decay=0.998",),
     "lr 0.4": ("schedule.lr=0.4",),
 }
-"""Name → changes to the recipe "cifar100" as it was; lengths are in units of √(2D), about the median distance."""
+"""Name → changes to the recipe "cifar100" of 0.1; lengths in units of √(2D), about the median distance."""
 _LR, _DET, _FIVE = "schedule.lr=0.4", "method=deterministic", "options.amplitude=5"
 SECOND: dict[str, tuple[str, ...]] = {
     "lr 0.4, amplitude 5": (_LR, _FIVE),
@@ -173,25 +175,7 @@ def study(name: str, split: int, options: argparse.Namespace, engine: Engine) ->
             for score, values in scores[part].items():
                 key = score if raw is not None else f"{score}, tolerance {tolerance:g}"
                 arrays[f"{part}|{key}"] = values.float().cpu().numpy()
-        probs = torch.cat([view.predict_probs(rows) for rows in h["held_out"].h.split(1000)]).cpu()
-        labels = h["held_out"].y.cpu()
-        result["rules"][f"{tolerance:g}"] = {
-            "scale": report.scale,
-            "temperature": report.temperature,
-            "accuracy": metrics.accuracy(probs, labels),
-            "nll": metrics.nll(probs, labels),
-            "ece": metrics.ece(probs, labels),
-            "auroc": {
-                part: {
-                    score: metrics.auroc(values.cpu(), scores[part][score].cpu())
-                    for score, values in scores["held_out"].items()
-                }
-                for part in ("near", "far")
-            },
-        }
-        if raw is not None:
-            arrays["held_out|nll"] = metrics.nll_terms(probs, labels).float().numpy()
-            arrays["held_out|correct"] = (probs.argmax(1) == labels).numpy()
+        result["rules"][f"{tolerance:g}"] = scored(view, h["held_out"], scores, report)
     result["seconds"] = time.perf_counter() - begun
     if name in options.keep:
         tensors = {f"{part}.h": found.h.half().cpu() for part, found in h.items()}
@@ -200,6 +184,28 @@ def study(name: str, split: int, options: argparse.Namespace, engine: Engine) ->
         torch.save((tensors, trained.model.head.state_dict()), options.out / f"{file_name(name, split)}.pt")
     np.savez_compressed(options.out / f"{file_name(name, split)}.npz", **arrays)
     return result
+
+
+def scored(
+    view: hetsngp.Classifier, held_out: FeatureSet, scores: dict[str, Any], report: hetsngp.PosteriorReport
+) -> dict[str, Any]:
+    """Quality of the predictions of held-out features, and AUROC of every score."""
+    probs = torch.cat([view.predict_probs(rows) for rows in held_out.h.split(1000)]).cpu()
+    labels = held_out.y.cpu()
+    return {
+        "scale": report.scale,
+        "temperature": report.temperature,
+        "accuracy": metrics.accuracy(probs, labels),
+        "nll": metrics.nll(probs, labels),
+        "ece": metrics.ece(probs, labels),
+        "auroc": {
+            part: {
+                score: metrics.auroc(values.cpu(), scores[part][score].cpu())
+                for score, values in scores["held_out"].items()
+            }
+            for part in ("near", "far")
+        },
+    }
 
 
 def file_name(name: str, split: int) -> str:
@@ -231,20 +237,16 @@ def train_missing(options: argparse.Namespace) -> None:
         print(line(result), flush=True)
 
 
+SHOWN = ("entropy", "model uncertainty", "variance", "max logit", "relative Mahalanobis z", "Mahalanobis z")
+
+
 def line(result: dict[str, Any]) -> str:
+    """One line for a network."""
     rule = result["rules"][f"{TOLERANCES[0]:g}"]
     cells = [f"{result['name']:24s} {result['split']} {result['seconds']:5.0f} s"]
-    cells += [
-        f"acc {rule['accuracy']:.3f} NLL {rule['nll']:.3f} ECE {rule['ece']:.3f} scale {rule['scale']:.3g}"
-    ]
-    for score in (
-        "entropy",
-        "model uncertainty",
-        "variance",
-        "max logit",
-        "relative Mahalanobis z",
-        "Mahalanobis z",
-    ):
+    cells += [f"acc {rule['accuracy']:.3f} NLL {rule['nll']:.3f} ECE {rule['ece']:.3f}"]
+    cells += [f"scale {rule['scale']:.3g}"]
+    for score in SHOWN:
         pair = [rule["auroc"][part].get(score) for part in ("near", "far")]
         if pair[0] is not None:
             cells.append(f"{score} " + "/".join(f"{value:.3f}" for value in pair))

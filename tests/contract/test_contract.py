@@ -49,6 +49,7 @@ VARIANTS = [
     *((method, {"noise": kind}) for method in NOISY for kind in NOISES if kind != "low_rank"),
     *((method, {"link": "sigmoid"}) for method in GAUSSIAN),
     *(("hetsngp", {"normalization": kind}) for kind in ("direction", "polar")),
+    *((method, {"kernel": "rbf+linear"}) for method in ("sngp", "hetsngp_mimo")),
     *((method, {"num_members": 2}) for method in MIXTURES),
     *((method, {"input_repetition": 0.5, "batch_repetition": 2}) for method in MIXTURES),
 ]

@@ -28,7 +28,11 @@ def adapted(h: Tensor, m: int = 64, posterior: str = "shared", **kernel: Any) ->
 def exact(gp: RandomFeatureGP, x: Tensor, y: Tensor) -> Tensor:
     """The kernel itself, between the normalised features."""
     z = [gp.normalizer.normalized(h) for h in (x, y)]
-    return rbf_kernel(*z, A, float(gp.length_scale))
+    rbf = rbf_kernel(*z, A, float(gp.length_scale))
+    return 0.5 * rbf + 0.5 * A**2 * z[0] @ z[1].mT / x.shape[1] if gp.kernel.linear else rbf
+
+
+with_linear = pytest.mark.parametrize("linear", [False, True])
 
 
 @pytest.fixture
@@ -36,15 +40,19 @@ def h() -> Tensor:
     return torch.randn(40, 5, dtype=torch.float64)
 
 
-def test_their_products_are_the_kernel_wherever_one_of_two_points_is_a_training_point(h: Tensor) -> None:
-    gp, x = adapted(h), torch.randn(7, 5).double()
+@with_linear
+def test_their_products_are_the_kernel_wherever_one_of_two_points_is_a_training_point(
+    h: Tensor, linear: bool
+) -> None:
+    gp, x = adapted(h, linear=linear), torch.randn(7, 5).double()
     assert torch.allclose(gp.features(x) @ gp.features(h).mT, exact(gp, x, h), atol=1e-6)
     assert torch.allclose(gp.features(h) @ gp.features(h).mT, exact(gp, h, h), atol=1e-6)
 
 
-def test_the_posterior_is_that_of_the_exact_gp(h: Tensor) -> None:
+@with_linear
+def test_the_posterior_is_that_of_the_exact_gp(h: Tensor, linear: bool) -> None:
     """Textbook: k(x, x) − k(x, X)(K + I)⁻¹k(X, x); precision I + ΣφφT is noise of variance one."""
-    gp = adapted(h)
+    gp = adapted(h, linear=linear)
     x = torch.cat([h[:3], h[:4] + 0.3, torch.randn(6, 5).double(), 50 + torch.randn(2, 5).double()])
     phi = gp.features(h)
     gp.posterior.fit(
@@ -53,8 +61,12 @@ def test_the_posterior_is_that_of_the_exact_gp(h: Tensor) -> None:
     var = gp(x, posterior=True).var[:, 0]
     cross = exact(gp, x, h)
     gram = exact(gp, h, h) + torch.eye(40).double()
-    expected = A**2 - (cross * torch.linalg.solve(gram, cross.mT).mT).sum(1)
+    prior = exact(gp, x, x).diagonal()
+    expected = prior - (cross * torch.linalg.solve(gram, cross.mT).mT).sum(1)
     assert torch.allclose(var, expected, atol=1e-5)
+    if linear:  # a linear function is known less and less, however far the data reach
+        assert bool((var[-2:] > A**2).all())
+        return
     assert torch.allclose(var[-2:], torch.full((2,), A**2).double(), atol=1e-6)  # far: the prior
     assert float(gp.posterior_contraction(x)[-1]) < 1e-6 < 0.5 < float(gp.posterior_contraction(h).min())
 

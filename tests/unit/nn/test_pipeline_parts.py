@@ -15,7 +15,7 @@ from torch import Tensor
 import hetsngp
 from hetsngp.choices import NORMALIZATIONS, SAMPLERS
 from hetsngp.functional.link import softmax_log_probs, softmax_nll
-from hetsngp.nn.latent import FeatureNormalizer
+from hetsngp.nn.latent import FeatureNormalizer, Kernel, RandomFeatureGP
 from hetsngp.nn.posteriors import Statistics
 from hetsngp.types import UtilityNormal
 from hetsngp.validation import check_class_labels, check_inputs, check_weight, eager, skip_validation
@@ -264,3 +264,13 @@ def test_skip_validation_checks_no_values() -> None:
     with pytest.raises(KeyError), skip_validation():
         raise KeyError
     looked_at()
+
+
+def test_a_linear_kernel_is_half_of_the_prior_variance() -> None:
+    gp = RandomFeatureGP(6, 3, Kernel(8, amplitude=4.0, normalization="direction", linear=True))
+    h = torch.randn(50, 6)
+    phi = gp.features(h)  # in training mode, by the statistics of this batch
+    z = gp.normalizer.normalized(h)
+    assert phi.shape == (50, gp.num_kernel_features) == (50, 8 + 6)
+    assert torch.allclose(phi.square().sum(1), torch.full((50,), 16.0))
+    assert torch.allclose(phi[:, 8:] @ phi[:, 8:].mT, 8.0 * z @ z.mT / 6, atol=1e-4)
