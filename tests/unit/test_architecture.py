@@ -16,7 +16,8 @@ from hetsngp.nn.backbones import ResidualMLP
 
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 SRC = Path(hetsngp.__file__).parent
-MOST_FILES = 14
+# The OOD score is fitted by predictions of held-out data, so that a fit crosses what a prediction does.
+MOST_FILES = {"loss": 14, "predict": 14, "fit_posterior": 17}
 BACKBONE = r"nn/backbones/.*|nn/spectral.*|functional/spectral"
 # The hook of io/construction sees every tensor that modules register, once a model was loaded in the process.
 NOT_COUNTED = re.compile(
@@ -71,7 +72,7 @@ def test_the_files_that_a_call_crosses(call: str, model: hetsngp.Classifier) -> 
     }
     table = documented(call)
     assert set(table) == crossed(calls[call])
-    assert len(table) == len(set(table)) <= MOST_FILES
+    assert len(table) == len(set(table)) <= MOST_FILES[call]
 
 
 def test_every_package_is_in_the_table() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from hetsngp.choices import (
+    KernelName,
     LikelihoodName,
     MethodName,
     NoiseName,
@@ -79,8 +80,8 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         device: Device to train and predict on, e.g. "cuda"; None: the CPU, which is faster for small tables.
         verbose: Show progress.
         random_state: Seed, or a ``numpy.random.RandomState``.
-        amplitude, rank, random_features, length_scale, normalization, posterior, noise, temperature,
-            likelihood, sampler, num_samples, spectral_bound, num_members, input_repetition,
+        amplitude, rank, random_features, length_scale, normalization, kernel, posterior, noise,
+            temperature, likelihood, sampler, num_samples, spectral_bound, num_members, input_repetition,
             batch_repetition, latent_dim, flow_layers, entropy_weight: See
             :class:`hetsngp.models.options.BuildOptions`.
 
@@ -124,6 +125,7 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         random_features: int = 512,
         length_scale: float | None = None,
         normalization: NormalizationName | None = None,
+        kernel: KernelName = "rbf",
         posterior: PosteriorName = "kronecker",
         noise: NoiseName = "low_rank",
         temperature: float = 1.0,
@@ -156,6 +158,7 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         self.random_features = random_features
         self.length_scale = length_scale
         self.normalization = normalization
+        self.kernel = kernel
         self.posterior = posterior
         self.noise = noise
         self.temperature = temperature

@@ -194,6 +194,13 @@ def _tensors(model: Classifier, name: str = "") -> dict[str, Tensor]:
     return tensors
 
 
+def _possible_tensors(outline: Classifier) -> dict[str, Tensor]:
+    """Tensors that a file of a model may have: also those that are saved only where they are fitted."""
+    score = outline.head.ood_score
+    fitted = {} if score is None else {f"head.ood.{name}": getattr(score, name) for name in score.names}
+    return {**fitted, **outline.state_dict()}
+
+
 def _wrong_type(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
     """Say which tensor has not the type that ``expected`` has; any precision of a real number is right."""
     for name, tensor in tensors.items():
@@ -326,7 +333,7 @@ class SavedModel:
         self._check_shapes(outline)
         if network is None:
             check_unsaved(outline, self.tensors)
-        problem = _wrong_type(self.tensors, outline.state_dict()) or _not_finite(self.tensors, outline)
+        problem = _wrong_type(self.tensors, _possible_tensors(outline)) or _not_finite(self.tensors, outline)
         if problem:
             raise ArtifactError(f"the weights in {self.folder} are not of a model: {self.name}{problem}")
         return outline
@@ -372,10 +379,12 @@ class SavedModel:
         )
 
     def _check_shapes(self, outline: Classifier) -> None:
-        """Check the names and shapes of the tensors. Buffers that start empty take any shape."""
-        expected = {name: tuple(t.shape) for name, t in outline.state_dict().items()}
+        """Check the names and shapes of the tensors. Buffers that start empty take any shape; those of an
+        OOD score are in the file only where it was fitted.
+        """
+        expected = {name: tuple(t.shape) for name, t in _possible_tensors(outline).items()}
         found = {name: tuple(t.shape) for name, t in self.tensors.items()}
-        missing = [name for name in expected if name not in found]
+        missing = [name for name in outline.state_dict() if name not in found]
         unexpected = [name for name in found if name not in expected]
         other = [
             f"{name} {found[name]} for {shape}"

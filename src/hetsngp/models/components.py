@@ -62,7 +62,12 @@ class Components:
         kind = o.normalization or DEFAULT_NORMALIZATION[kind_of(self.backbone)]
         form = "sincos" if o.features == "random" else o.features
         kernel = Kernel(
-            o.random_features, o.amplitude, o.length_scale, kind, features=form, linear=o.kernel == "rbf+linear"
+            o.random_features,
+            o.amplitude,
+            o.length_scale,
+            kind,
+            features=form,
+            linear=o.kernel == "rbf+linear",
         )
         return RandomFeatureGP(
             self.num_features,

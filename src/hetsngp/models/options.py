@@ -65,7 +65,7 @@ class BuildOptions(TypedDict, total=False):
     normalization: NormalizationName | None
     """None: "rms" for MLPs, "direction" for the rest."""
     kernel: KernelName
-    """Prior of a logit: "rbf", or "rbf+linear", a sum of equal parts a²·(½k + ½zᵀz′/D) under one posterior."""
+    """Prior of a logit: "rbf", or "rbf+linear", equal parts a²·(½k + ½zᵀz′/D) under one posterior."""
     features: FeaturesName
     """"random" frequencies, or "inducing": components of the kernel between training points, which
     :func:`hetsngp.fit_head` makes for a backbone that does not change; m of them."""

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from hetsngp.functional import link as functional
 from hetsngp.functional import uncertainty
 from hetsngp.functional.noise import noise_weight
+from hetsngp.functional.ood import ClassSums
 from hetsngp.functional.sampling import draw_seed
 from hetsngp.nn.latent import LinearLatent, PrecomputedGP, RandomFeatureGP
 from hetsngp.nn.noise import Noise
+from hetsngp.nn.ood import OODScore
 from hetsngp.nn.posteriors import KroneckerPosterior, MomentumPosterior, Posterior, Statistics
 from hetsngp.types import LatentNormal, Prediction, UtilityNormal
 from hetsngp.validation import check_multi_hot, check_targets
@@ -158,6 +160,19 @@ class Head(nn.Module):
         """Contribution of h (B, D) to the posterior; only where there is one."""
         raise NotImplementedError
 
+    @property
+    def ood_score(self) -> OODScore | None:
+        """OOD score that is fitted with the posterior, where there is one."""
+        return None
+
+    def class_sums(self, h: Tensor, y: Tensor, weight: Tensor | None = None) -> ClassSums:
+        """Contribution of h (B, D) with targets y to the density of the OOD score, where there is one."""
+        raise NotImplementedError
+
+    def ood_parts(self, h: Tensor) -> Tensor:
+        """Parts of the OOD score at h (B, D), whose density is known: (B, S)."""
+        raise NotImplementedError
+
     def fisher(self, h: Tensor, weight: Tensor | None = None) -> Tensor | None:
         """Sum of output Hessians at h, where the posterior takes one from held-out data."""
         return None
@@ -195,6 +210,8 @@ class GaussianHead(Head):
         self.noise = noise
         self.num_members = latent.members
         self.sample_beta = sample_beta
+        if isinstance(latent, RandomFeatureGP) and latent.posterior.needs_fit and not self.sigmoid:
+            self.ood = OODScore(latent.normalizer.out_features)
 
     def backbone_features(self, h: Tensor) -> Tensor:
         return self.latent.backbone_features(h) if isinstance(self.latent, PrecomputedGP) else h
@@ -323,8 +340,17 @@ class GaussianHead(Head):
         self, h: Tensor, *, num_samples: int | None = None, generator: torch.Generator | None = None
     ) -> Prediction:
         seed = 0 if generator is None else draw_seed(generator)
-        temperature = self.temperature.to(h)
         latent, noise = self.parts(h, posterior=True)
+        prediction = self._prediction(latent, noise, num_samples, seed)
+        if self.ood_score is None or not self.ood_score.is_filled:
+            return prediction
+        return replace(prediction, ood_score=self.ood_score(self._ood_parts(h, latent, prediction)))
+
+    def _prediction(
+        self, latent: LatentNormal, noise: UtilityNormal | None, num_samples: int | None, seed: int
+    ) -> Prediction:
+        """Prediction from f and the noise, of B·M rows; without an OOD score of held-out data."""
+        temperature = self.temperature.to(latent.mean)
         f = latent.as_utility().tempered(temperature)
         noise = None if noise is None else noise.tempered(temperature)
         if self.num_members == 1:
@@ -425,6 +451,37 @@ class GaussianHead(Head):
         phi = self.latent.features(h)
         probs = self.noise_free_probs(self.latent.mean(phi))
         return self.latent.posterior.statistics(phi, probs, self.temperature.to(phi), weight)
+
+    @property
+    def ood_score(self) -> OODScore | None:
+        return getattr(self, "ood", None)  # pickles of 0.1 have none
+
+    def reset_calibration(self) -> None:
+        super().reset_calibration()
+        if self.ood_score is not None:
+            self.ood_score.clear()
+
+    def class_sums(self, h: Tensor, y: Tensor, weight: Tensor | None = None) -> ClassSums:
+        z = self._normalized(h)
+        z = (z.cpu() if z.device.type == "mps" else z).double()  # mps has no float64
+        weight = None if weight is None else weight.to(z)
+        return ClassSums.of(z, y.to(z.device), self.num_classes, weight)
+
+    def ood_parts(self, h: Tensor) -> Tensor:
+        latent, noise = self.parts(h, posterior=True)
+        return self._ood_parts(h, latent, self._prediction(latent, noise, None, 0))
+
+    def _ood_parts(self, h: Tensor, latent: LatentNormal, prediction: Prediction) -> Tensor:
+        """Parts of the OOD score (B, 3); the energy is the mean of the members'."""
+        assert self.ood_score is not None
+        energy = -(latent.mean / self.temperature.to(h)).logsumexp(-1)
+        energy = energy.unflatten(0, (-1, self.num_members)).mean(1)
+        return self.ood_score.parts(energy, prediction.model_uncertainty, self._normalized(h))
+
+    def _normalized(self, h: Tensor) -> Tensor:
+        """z, the input of the kernel: (B, D)."""
+        assert isinstance(self.latent, RandomFeatureGP)
+        return self.latent.normalizer.normalized(self.backbone_features(h))
 
     def fisher(self, h: Tensor, weight: Tensor | None = None) -> Tensor | None:
         posterior = self.posterior

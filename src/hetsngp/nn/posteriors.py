@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hetsngp.functional import laplace
+from hetsngp.functional.ood import ClassSums
 from hetsngp.nn.precision import KeepsPrecision
 from hetsngp.types import Factor
 from hetsngp.validation import PosteriorNotFittedError
@@ -30,27 +31,37 @@ class Statistics:
     count: float
     sums: Tensor
     fisher: Tensor
+    classes: ClassSums | None = None
+    """Sums of labelled features, for the density of the OOD score."""
 
     def __add__(self, other: Statistics) -> Statistics:
         wide = _wide(self.sums)
         more = other.sums.to(wide.device)
         sums = wide + more if wide is self.sums else wide.add_(more)
-        return Statistics(self.count + other.count, sums, self.fisher + other.fisher)
+        return self._with_sums(sums, other)
 
     def __iadd__(self, other: Statistics) -> Statistics:
         # In the memory of the sums, K·m² for the exact posterior.
         if self.sums.dtype != torch.float64:
             return self + other
-        sums = self.sums.add_(other.sums.to(self.sums.device))
-        return Statistics(self.count + other.count, sums, self.fisher + other.fisher)
+        return self._with_sums(self.sums.add_(other.sums.to(self.sums.device)), other)
+
+    def _with_sums(self, sums: Tensor, other: Statistics) -> Statistics:
+        classes = None
+        if self.classes is not None and other.classes is not None:
+            classes = ClassSums(*(a + b for a, b in zip(self.classes, other.classes, strict=True)))
+        return Statistics(self.count + other.count, sums, self.fisher + other.fisher, classes)
 
     def reduced(self, reduce: Callable[[Tensor], Tensor]) -> Statistics:
         """The sum over processes, in one call: ``reduce`` adds up a tensor, in place or not."""
         wide = _wide(self.sums)
-        parts = (wide.new_tensor([self.count]), wide, self.fisher)
+        parts = (wide.new_tensor([self.count]), wide, self.fisher, *(self.classes or ()))
         total = reduce(torch.cat([part.flatten().to(wide) for part in parts]))
-        count, sums, fisher = total.split([part.numel() for part in parts])
-        return Statistics(float(count), sums.view_as(self.sums), fisher.view_as(self.fisher).to(self.fisher))
+        pieces = zip(total.split([part.numel() for part in parts]), parts, strict=True)
+        count, sums, fisher, *classes = [piece.view_as(part) for piece, part in pieces]
+        return Statistics(
+            float(count), sums, fisher.to(self.fisher), ClassSums(*classes) if classes else None
+        )
 
 
 # Full class correlations cost a K×K product for every integration point; past this many classes the

@@ -27,6 +27,8 @@ FACTOR_REACH, FACTORS = 0.8, 9
 CALIBRATION_BATCH_SIZE = 512
 # Nats of held-out NLL that a larger posterior scale may cost in any case.
 TOLERANCE = 0.01
+# Most held-out examples that the tail probabilities of the OOD score are from: each is a whole prediction.
+OOD_EXAMPLES = 10_000
 
 
 @dataclass(frozen=True)
@@ -253,6 +255,25 @@ def choose_scale(pairs: Pairs, leave_one_out: Pairs = (), tolerance: float = TOL
     _set_temperature(pairs, temperature)
     nll = pooled_nll(pairs, temperature, posterior=True)
     return {"scale": scale, "nll": pool.mean(nll), "allowance": allowance, "scale_grid": grid}
+
+
+def fit_ood_tables(model: Classifier, pairs: Pairs) -> None:
+    """Set the tail probabilities of the OOD score of ``model``, where it has one, from held-out examples.
+
+    Each is scored by the model it was held out from.
+    """
+    if model.head.ood_score is None:
+        return
+    parts, weights = [], []
+    share = min(1.0, OOD_EXAMPLES / sum(len(held_out.h) for _, held_out in pairs))
+    for fitted, held_out in pairs:
+        count = max(1, round(share * len(held_out.h)))
+        rows = torch.linspace(0, len(held_out.h) - 1, count, dtype=torch.float64).round().long()
+        h = held_out.h[rows.to(held_out.h.device)]
+        parts += [fitted.head.ood_parts(chunk) for chunk in h.split(CALIBRATION_BATCH_SIZE)]
+        weight = torch.ones_like(h[:, 0]) if held_out.weight is None else held_out.weight[rows.to(h.device)]
+        weights.append(weight.to(h))
+    model.head.ood_score.fit_tables(torch.cat(parts), torch.cat(weights))
 
 
 def mixture_nll(pairs: Pairs, factor: float, *, posterior: bool) -> Tensor:

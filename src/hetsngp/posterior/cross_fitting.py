@@ -14,6 +14,7 @@ from hetsngp.posterior.calibration import (
     HeldOut,
     choose_scale,
     choose_temperature,
+    fit_ood_tables,
     held_out_fisher,
     posterior_of,
 )
@@ -21,6 +22,7 @@ from hetsngp.posterior.fit import (
     PosteriorReport,
     collect_held_out,
     collect_statistics,
+    fit_ood_density,
     record_report,
     restore_on_error,
 )
@@ -61,6 +63,7 @@ def cross_fit_posterior(
             }
             posterior_of(model).scale.fill_(chosen["scale"])
             model.head.temperature.copy_(pairs[0][0].temperature)
+            fit_ood_tables(model, pairs)
         report = PosteriorReport(temperature=float(model.temperature), **chosen)
     for fold_model, _, _ in folds:
         fold_model.mark_fitted()
@@ -71,6 +74,7 @@ def _fit(model: Classifier, loader: Iterable[Any], held_out: HeldOut | None, fis
     """Fit the posterior of ``model`` with the output Hessian of all folds; return the number of examples."""
     total = collect_statistics(model, loader, None, held_out)
     posterior_of(model).fit(total, fisher)
+    fit_ood_density(model, total)
     return total.count
 
 

@@ -21,6 +21,7 @@ from hetsngp.posterior.calibration import (
     choose_joint_temperature,
     choose_scale,
     choose_temperature,
+    fit_ood_tables,
     held_out_fisher,
     posterior_of,
 )
@@ -182,7 +183,10 @@ def _calibrate_jointly(
         for member in members:
             stack.enter_context(restore_on_error(member))
         held_out = _collect_together(members, calibration)
-        found = choose_joint_temperature(list(zip(members, held_out, strict=True)))
+        pairs = list(zip(members, held_out, strict=True))
+        found = choose_joint_temperature(pairs)
+        for member, own in pairs:
+            fit_ood_tables(member, [(member, own)])
     reports = [replace(report, **each) for report, each in zip(reports, found, strict=True)]
     return [record_report(member, report) for member, report in zip(members, reports, strict=True)]
 
@@ -248,8 +252,17 @@ def _fit_and_calibrate(
         posterior.scale.fill_(1.0)
         posterior.fit(total, None if held_out is None else held_out_fisher(model, held_out))
         chosen |= {"posterior": posterior.name, "count": total.count}
-        chosen |= {} if held_out is None else choose_scale([(model, held_out)], further, tolerance)
+        if held_out is not None:
+            chosen |= choose_scale([(model, held_out)], further, tolerance)
+            fit_ood_density(model, total)
+            fit_ood_tables(model, [(model, held_out)])
     return PosteriorReport(temperature=float(model.temperature), **chosen)
+
+
+def fit_ood_density(model: Classifier, total: Statistics) -> None:
+    """Set the density of the OOD score, where the model has one."""
+    if model.head.ood_score is not None and total.classes is not None:
+        model.head.ood_score.fit_density(total.classes)
 
 
 def _device(model: Classifier) -> torch.device:
@@ -304,8 +317,10 @@ def collect_statistics(
         held_out = replace(held_out, h=model.head.backbone_features(held_out.h))
         found = torch.zeros_like(held_out.keys).bool()
     seen = 0
-    for h, _, weight in feature_batches(model, loader, "loader"):
+    for h, y, weight in feature_batches(model, loader, "loader"):
         piece = model.head.statistics(h, weight)
+        if model.head.ood_score is not None:
+            piece = replace(piece, classes=model.head.class_sums(h, y, weight))
         if total is None:
             total = piece
         else:

@@ -94,6 +94,8 @@ def test_a_model_saved_again_has_the_same_tensors(name: str, tmp_path: Path) -> 
     written, before = (json.loads((f / "config.json").read_text()) for f in (folder, SAVED / name))
     assert has_checksum(written)
     written.pop("checksum")
+    for entry in before.get("members", [before]):  # an option since then, and its value for such a model
+        entry["model"]["options"]["kernel"] = "rbf"
     assert written == {**before, "version": 2}  # with the same name of the weights, which is their checksum
     assert_predicts(load(folder), SAVED / name)
 
@@ -196,7 +198,9 @@ UNREAD = (
 
 def without_unread(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     assert all(f"head.{name}" in tensors for name in UNREAD)
-    return {name: t for name, t in tensors.items() if name.removeprefix("head.") not in UNREAD}
+    # The OOD score, which is fitted with the posterior, came after 0.1.
+    kept = {name: t for name, t in tensors.items() if not name.startswith("head.ood.")}
+    return {name: t for name, t in kept.items() if name.removeprefix("head.") not in UNREAD}
 
 
 def test_an_interrupted_run_resumes_and_ends_with_the_same_bits(run: Path) -> None:

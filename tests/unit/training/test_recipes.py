@@ -173,6 +173,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "options.amplitude": (2.5,),
     "options.length_scale": (1.5,),
     "options.normalization": ("polar", "none"),
+    "options.kernel": ("rbf+linear",),
     "options.features": ("inducing",),
     "options.posterior": ("none",),
     "options.noise": ("feature",),

@@ -1,0 +1,166 @@
+"""OOD scores: the relative Mahalanobis distance of features, and tail probabilities of held-out values.
+
+Let z have class means μ_c, one covariance Σ_w within classes and the covariance Σ_t = Σ_w + Σ_b of all
+examples. The relative Mahalanobis distance (Ren et al. 2021) is
+
+    min_c (z − μ_c)ᵀΣ_w⁻¹(z − μ_c) − (z − μ)ᵀΣ_t⁻¹(z − μ),
+
+twice the log ratio of the density of all examples to that of the nearest class. With Vᵀ Σ_w V = I and
+Vᵀ Σ_b V = diag(λ) every direction with λ = 0 cancels, so that at most K − 1 discriminants v = Vᵀ(z − μ) are
+needed: min_c ‖v − m_c‖² − Σ_i v_i²/(1 + λ_i), m_c = Vᵀ(μ_c − μ).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Directions with a smaller share of the largest λ do not separate classes beyond rounding.
+SMALLEST_SHARE = 1e-9
+# Most levels of the table of a tail probability below its exponential tail, which is fitted to the highest
+# tenth; fewest values between two levels, and that the tail is fitted to.
+LEVELS, TAIL, FEWEST = 64, 0.1, 5
+# Narrowest piece of a table, as a share of its upper half, and of a value (or of one): a steeper piece would
+# multiply the errors of values, of which a model uncertainty has some 1e-4 nats.
+NARROWEST, ERROR = 1e-3, 1e-4
+
+
+class ClassSums(NamedTuple):
+    """Sums over labelled features z (n, D), in float64."""
+
+    sums: Tensor
+    """(K, 1 + D): for each class the number of examples (or their weight), and the sum of z."""
+    squares: Tensor
+    """(D, D): Σ zzᵀ."""
+
+    @staticmethod
+    def of(z: Tensor, targets: Tensor, num_classes: int, weight: Tensor | None = None) -> ClassSums:
+        """Sums of a batch; targets: class indices (B,), or the shares of the classes (B, K)."""
+        weight = z.new_ones(len(z)) if weight is None else weight.to(z)
+        rows = weight.unsqueeze(1) * torch.cat([torch.ones_like(z[:, :1]), z], dim=1)
+        if targets.dim() == 2:
+            return ClassSums(targets.to(z).mT @ rows, rows[:, 1:].mT @ z)
+        sums = z.new_zeros(num_classes, rows.shape[1]).index_add_(0, targets, rows)
+        return ClassSums(sums, rows[:, 1:].mT @ z)
+
+
+class Discriminants(NamedTuple):
+    """What the relative Mahalanobis distance is computed from, for r ≤ min(K − 1, D) discriminants."""
+
+    center: Tensor
+    """μ: (D,)."""
+    projection: Tensor
+    """V: (D, r)."""
+    class_means: Tensor
+    """m_c of every class that has examples: (K', r)."""
+    precisions: Tensor
+    """1/(1 + λ), of the discriminants of all examples: (r,)."""
+
+
+def discriminants(total: ClassSums) -> Discriminants:
+    """Linear discriminants of classes that share one covariance, from sums over the training examples."""
+    sums, squares = total
+    counts = sums[:, 0]
+    known = counts > 0
+    counts, sums = counts[known], sums[known, 1:]
+    number = counts.sum()
+    center = sums.sum(0) / number
+    means = sums / counts.unsqueeze(1) - center
+    between = (means.mT * (counts / number)) @ means
+    within = squares / number - torch.outer(center, center) - between
+    # The error of a covariance is of the order of D/n of its mean variance, and all of it where n < D.
+    ridge = (len(center) / number).clamp_max(1.0) * within.diagonal().mean().clamp_min(0)
+    within.diagonal().add_(ridge + 1e-9 * between.diagonal().mean())
+    if not bool(within.diagonal().mean() > 0):  # one point, many times
+        within = torch.eye(len(center)).to(within)
+    values, vectors = torch.linalg.eigh(within)
+    whitener = vectors / values.clamp_min(values[-1] * torch.finfo(values.dtype).eps).sqrt()
+    # Of rank K' − 1 at most: the smaller of the two Gram matrices has all its eigenvalues.
+    white = (counts / number).sqrt().unsqueeze(1) * (means @ whitener)
+    _, roots, directions = torch.linalg.svd(white, full_matrices=False)
+    lambdas = roots.square()
+    kept = lambdas > SMALLEST_SHARE * lambdas.amax().clamp_min(torch.finfo(lambdas.dtype).tiny)
+    projection = whitener @ directions[kept].mT
+    return Discriminants(center, projection, means @ projection, 1 / (1 + lambdas[kept]))
+
+
+def relative_mahalanobis(z: Tensor, found: Discriminants) -> Tensor:
+    """Relative Mahalanobis distance of z: (B, D) → (B,), O(B·r·(D + K)).
+
+    >>> z, y = torch.tensor([[0.0], [1.0], [4.0], [5.0]]).double(), torch.tensor([0, 0, 1, 1])
+    >>> found = discriminants(ClassSums.of(z, y, 2))
+    >>> near, between, far = relative_mahalanobis(torch.tensor([[0.5], [2.5], [20.0]]).double(), found)
+    >>> bool(near < between < far)
+    True
+    """
+    v = (z - found.center) @ found.projection
+    # ‖v − m_c‖² − ‖v‖² finds the nearest class; the distance itself would lose its digits in that difference.
+    nearest = torch.addmm(found.class_means.square().sum(1), v, found.class_means.mT, alpha=-2).argmin(1)
+    return (v - found.class_means[nearest]).square().sum(1) - (v.square() * found.precisions).sum(1)
+
+
+class TailTable(NamedTuple):
+    """Piecewise linear functions s ↦ −log P(S ≥ s), one for each of several scores; flat below the first knot
+    and exponential, that is linear, beyond the last.
+    """
+
+    knots: Tensor
+    """(S, L), ascending in each row."""
+    slopes: Tensor
+    """(S, L) of the pieces that begin at the knots."""
+
+
+def tail_table(values: Tensor, weight: Tensor | None = None) -> TailTable:
+    """Table of −log P(S ≥ s) from values (n, S) of held-out in-distribution examples; weight: (n,).
+
+    Shares of examples up to the highest tenth, and an exponential tail with the mean excess of those.
+    """
+    values = values.double().mT.contiguous()
+    weight = torch.ones_like(values[0]) if weight is None else weight.to(values)
+    count = values.shape[1]
+    tail = min(max(TAIL, FEWEST / count), 0.5)
+    number = min(LEVELS, max(2, count // FEWEST))
+    levels = torch.linspace(0, 1 - tail, number, dtype=values.dtype, device=values.device)
+    heights = -torch.log1p(-levels)
+    knots, slopes = [], []
+    for each in values:
+        ordered, order = each.sort()
+        below = weight[order].cumsum(0) - weight[order]  # of examples that are smaller
+        rows = torch.searchsorted(below / weight.sum(), levels, right=True).sub_(1).clamp_(0, count - 1)
+        knot = ordered[rows]
+        excess = (ordered - knot[-1]).clamp_min(0)
+        beyond = weight[order] * (ordered >= knot[-1])
+        mean_excess = (beyond * excess).sum() / beyond.sum()
+        half = knot[-1] - knot[number // 2]
+        narrowest = NARROWEST * half + ERROR * knot[-1].abs().clamp_min(1.0)
+        width, rise = knot.diff(), heights.diff()
+        # A step, of nearly equal values, is climbed by the next piece that is wide enough.
+        slope = torch.zeros_like(knot)
+        carried = 0.0
+        for j in range(len(width)):
+            carried += float(rise[j])
+            if float(width[j]) > float(narrowest):
+                slope[j], carried = carried / width[j], 0.0
+        slope[-1] = 1 / mean_excess.maximum(narrowest)
+        knots.append(knot)
+        slopes.append(slope)
+    return TailTable(torch.stack(knots), torch.stack(slopes))
+
+
+def tail_score(values: Tensor, table: TailTable) -> Tensor:
+    """Σ −log P(S ≥ s) over the scores, Fisher's combination of tail probabilities: (B, S) → (B,).
+
+    About −log 0.05 = 3 from one score alone at the highest twentieth of the held-out examples; without end
+    further away.
+
+    >>> table = tail_table(torch.arange(1000.0).unsqueeze(1))
+    >>> [round(float(tail_score(torch.tensor([[s]]), table)), 1) for s in (-5.0, 500.0, 950.0, 2000.0)]
+    [0.0, 0.7, 3.3, 24.5]
+    """
+    knots, slopes = table
+    ends = torch.cat([knots[:, 1:], torch.full_like(knots[:, :1], math.inf)], dim=1)
+    pieces = values.unsqueeze(-1).clamp(knots, ends) - knots
+    return (slopes * pieces).sum((-2, -1))

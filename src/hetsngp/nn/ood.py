@@ -1,0 +1,121 @@
+"""The OOD score of a GP head: how unusual its energy, model uncertainty and features are among held-out data.
+
+The three say different things: the energy −log Σ_k e^{f_k} rises as the GP's mean returns to zero, the model
+uncertainty where classes are plausible that the data do not rule out, the relative Mahalanobis distance where
+no class has such features. docs/decisions.md has the study that chose them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hetsngp.functional.ood import (
+    ClassSums,
+    Discriminants,
+    TailTable,
+    discriminants,
+    relative_mahalanobis,
+    tail_score,
+    tail_table,
+)
+from hetsngp.nn.precision import KeepsPrecision
+
+_DENSITY, _TABLE = Discriminants._fields, TailTable._fields
+NUM_PARTS = 3
+"""Energy, model uncertainty and relative Mahalanobis distance."""
+
+
+class OODScore(KeepsPrecision):
+    """Class-conditional density of features, and tables of tail probabilities of held-out examples.
+
+    Buffers are empty until ``fit_posterior`` has training data for the density, and held-out data for the
+    tables. Those that are empty are not in the state dict, so that a model that is not calibrated has the
+    tensors of release 0.1; they load in any shape.
+    """
+
+    center: Tensor
+    projection: Tensor
+    class_means: Tensor
+    precisions: Tensor
+    knots: Tensor
+    slopes: Tensor
+    names = (*_DENSITY, *_TABLE)
+    """Names of the buffers."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        self.num_features = num_features
+        for name in self.names:
+            self.register_buffer(name, torch.empty(0), persistent=False)
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether density and tables are known, without waiting for the device."""
+        return self.knots.numel() > 0
+
+    def clear(self) -> None:
+        """Forget density and tables."""
+        for name in self.names:
+            setattr(self, name, self.center.new_empty(0))
+
+    def fit_density(self, total: ClassSums) -> None:
+        """Set the density from sums over the training examples."""
+        self._store(discriminants(total))
+
+    def fit_tables(self, parts: Tensor, weight: Tensor | None = None) -> None:
+        """Set the tables from the parts of the score of held-out examples (n, 3)."""
+        self._store(tail_table(parts, weight))
+
+    def _store(self, found: Discriminants | TailTable) -> None:
+        for name, value in zip(found._fields, found, strict=True):
+            dtype = torch.promote_types(self.center.dtype, torch.float32)
+            setattr(self, name, value.to(device=self.center.device, dtype=dtype).contiguous())
+
+    def parts(self, energy: Tensor, model_uncertainty: Tensor, z: Tensor) -> Tensor:
+        """Parts of the score: energy (B,), model uncertainty (B,), normalised features z (B, D) → (B, 3)."""
+        density = Discriminants(*(getattr(self, name).to(z) for name in _DENSITY))
+        return torch.stack([energy, model_uncertainty, relative_mahalanobis(z, density)], dim=1)
+
+    def forward(self, parts: Tensor) -> Tensor:
+        """Sum of −log tail probabilities of the parts: (B, 3) → (B,)."""
+        return tail_score(parts, TailTable(*(getattr(self, name).to(parts) for name in _TABLE)))
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in self.names if self.is_filled else ():
+            destination[prefix + name] = getattr(self, name)
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, other: Any, errors: Any
+    ) -> None:
+        found = {name: state_dict.pop(prefix + name, None) for name in self.names}  # torch expects none
+        problem = self._wrong_shapes(found)
+        if problem is not None:
+            errors.append(f"the OOD score in {prefix.rstrip('.')} {problem}")
+            return
+        for name, value in found.items():
+            value = self.center.new_empty(0) if value is None else value.to(self.center.device, copy=True)
+            setattr(self, name, value)
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, other, errors)
+
+    def _wrong_shapes(self, found: dict[str, Tensor | None]) -> str | None:
+        """Say what is wrong with saved tensors; all or none of them are there."""
+        shapes = {name: tuple(value.shape) for name, value in found.items() if value is not None}
+        if not shapes:
+            return None
+        if len(shapes) < len(found):
+            return f"lacks {', '.join(name for name in found if name not in shapes)}"
+        rank, levels = shapes["precisions"][-1:], shapes["knots"][-1:]
+        expected = {
+            "center": (self.num_features,),
+            "projection": (self.num_features, *rank),
+            "class_means": (*shapes["class_means"][:1], *rank),
+            "precisions": rank,
+            "knots": (NUM_PARTS, *levels),
+            "slopes": (NUM_PARTS, *levels),
+        }
+        wrong = [f"{name} {shapes[name]}" for name in found if shapes[name] != expected[name]]
+        return f"has shapes that do not belong together: {', '.join(wrong)}" if wrong else None

@@ -1,0 +1,179 @@
+"""The OOD score of a fitted model: its parts, what they are compared with, and when it is the model
+uncertainty.
+"""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.contract import toy
+from torch import Tensor
+
+import hetsngp
+from hetsngp.functional.ood import ClassSums
+from hetsngp.nn.extractor import Features
+from hetsngp.nn.heads import GaussianHead
+from hetsngp.nn.posteriors import Statistics
+from hetsngp.posterior.cross_fitting import cross_fit_posterior
+
+X, Y = toy.blobs(3, 100, flip=0.2)
+TRAIN, HELD_OUT = (X[::2], Y[::2]), (X[1::2], Y[1::2])
+ELSEWHERE = torch.tensor([[30.0, 30.0], [-300.0, 100.0]])
+
+
+def trained(method: str = "hetsngp", **options: Any) -> hetsngp.Classifier:
+    generator = torch.Generator().manual_seed(0)
+    model = hetsngp.build(
+        method, Features(2, "mlp"), 3, dataset_size=150, generator=generator, **toy.TINY, **options
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    y = toy.labels_for(TRAIN[1], 3, options)
+    for _ in range(60):
+        optimizer.zero_grad()
+        model.loss(TRAIN[0], y, generator=generator).backward()
+        optimizer.step()
+    return model
+
+
+def fitted(method: str = "hetsngp", **options: Any) -> hetsngp.Classifier:
+    model = trained(method, **options)
+    pairs = [(x, toy.labels_for(y, 3, options)) for x, y in (TRAIN, HELD_OUT)]
+    hetsngp.fit_posterior(model, pairs[:1], pairs[1:])
+    return model
+
+
+def textbook_distance(z: Tensor, y: Tensor, x: Tensor) -> Tensor:
+    """Relative Mahalanobis distance of x by inverse covariances of z, with the ridge of the library."""
+    means = torch.stack([z[y == c].mean(0) for c in range(3)])
+    ridge: Any = None
+
+    def squared(rest: Tensor, centred: Tensor) -> Tensor:
+        nonlocal ridge
+        covariance = centred.mT @ centred / len(centred)
+        ridge = 2 / len(z) * covariance.diagonal().mean() if ridge is None else ridge
+        inverse = torch.linalg.inv(covariance + ridge * torch.eye(len(covariance)).to(covariance))
+        return (rest @ inverse * rest).sum(1)
+
+    near = torch.stack([squared(x - mean, z - means[y]) for mean in means]).amin(0)
+    return near - squared(x - z.mean(0), z - z.mean(0))
+
+
+@pytest.mark.parametrize("method", ["sngp", "hetsngp"])
+def test_it_adds_the_log_shares_of_held_out_examples_that_are_as_unusual(method: str) -> None:
+    model = fitted(method)
+    latent = model.head.latent  # type: ignore[union-attr]
+    x = HELD_OUT[0]
+    prediction = model.predict(x)
+    z, train = (latent.normalizer.normalized(part).double() for part in (x, TRAIN[0]))
+    energy = -(model.latent(x).mean / model.temperature).logsumexp(1)
+    parts = [energy, prediction.model_uncertainty, textbook_distance(train, TRAIN[1], z)]
+    shares = [(part.double()[:, None] <= part.double()).double().mean(1) for part in parts]
+    expected = -sum(share.log() for share in shares)  # type: ignore[union-attr]
+    common = torch.stack(shares).amin(0) > 0.12  # beyond, the tail is exponential
+    assert int(common.sum()) > 60
+    torch.testing.assert_close(prediction.ood_score.double()[common], expected[common], rtol=0, atol=0.15)
+    ranks = [values.argsort().argsort() for values in (prediction.ood_score, expected)]
+    assert np.corrcoef(*ranks)[0, 1] > 0.98
+
+
+def test_it_grows_further_away_where_the_model_uncertainty_cannot() -> None:
+    model = fitted()
+    far = model.predict(torch.cat([ELSEWHERE, 10 * ELSEWHERE]))
+    assert float(far.model_uncertainty.max()) < 1.1
+    assert float(far.ood_score.min()) > float(model.predict(X).ood_score.max())
+    assert bool((far.ood_score[2:] > far.ood_score[:2]).all())
+
+
+@pytest.mark.parametrize("options", [{"link": "sigmoid"}, {"posterior": "none"}], ids=["sigmoid", "none"])
+def test_models_without_classes_or_without_a_posterior_keep_theirs(options: dict[str, Any]) -> None:
+    model = fitted(**options)
+    assert model.head.ood_score is None
+    prediction = model.predict(X)
+    field = "model_uncertainty" if "link" in options else "total_uncertainty"
+    assert torch.equal(prediction.ood_score, getattr(prediction, field))
+
+
+def test_without_held_out_data_it_is_the_model_uncertainty() -> None:
+    model = fitted()
+    assert not torch.equal(model.predict(X).ood_score, model.predict(X).model_uncertainty)
+    hetsngp.fit_posterior(model, [TRAIN])
+    assert torch.equal(model.predict(X).ood_score, model.predict(X).model_uncertainty)
+
+
+def test_it_is_saved_copied_and_moved(tmp_path: Path) -> None:
+    model = fitted()
+    expected = model.predict(ELSEWHERE).ood_score
+    hetsngp.save(model, tmp_path / "model")
+    loaded = hetsngp.load(tmp_path / "model", backbone=Features(2, "mlp"))
+    assert isinstance(loaded, hetsngp.Classifier)
+    for other in (loaded, copy.deepcopy(model)):
+        assert torch.equal(other.predict(ELSEWHERE).ood_score, expected)
+    wide = model.double().predict(ELSEWHERE.double()).ood_score
+    assert wide.dtype == torch.float64
+    torch.testing.assert_close(wide.float(), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_saved_tensors_that_do_not_belong_together_are_refused() -> None:
+    state = fitted().state_dict()
+    for name, value in (
+        ("head.ood.precisions", torch.ones(7)),
+        ("head.ood.center", torch.zeros(9)),
+        ("head.ood.knots", None),
+    ):
+        changed = {k: v for k, v in {**state, name: value}.items() if v is not None}
+        with pytest.raises(RuntimeError, match=r"OOD score in head\.ood (has shapes|lacks)"):
+            trained().load_state_dict(changed)
+
+
+def test_an_error_while_fitting_leaves_the_score_as_it_was() -> None:
+    model = fitted()
+    expected = model.predict(ELSEWHERE).ood_score
+    with pytest.raises(ValueError, match="labels"):
+        hetsngp.fit_posterior(model, [(X, Y + 5)], [HELD_OUT])
+    assert torch.equal(model.predict(ELSEWHERE).ood_score, expected)
+
+
+def test_soft_targets_that_are_one_hot_give_the_same_score() -> None:
+    model = fitted()
+    expected = model.predict(X).ood_score
+    one_hot = [(x, torch.nn.functional.one_hot(y, 3).float()) for x, y in (TRAIN, HELD_OUT)]
+    hetsngp.fit_posterior(model, one_hot[:1], one_hot[1:])
+    torch.testing.assert_close(model.predict(X).ood_score, expected, rtol=5e-3, atol=5e-3)
+
+
+def test_folds_give_their_held_out_scores_to_the_model_of_all_data() -> None:
+    """One fold of the training data, with the examples held out from it: what ``fit_posterior`` does."""
+    model = trained("sngp")
+    cross_fit_posterior(model, [TRAIN], [(copy.deepcopy(model), [TRAIN], [HELD_OUT])])
+    expected = fitted("sngp").predict(X).ood_score
+    torch.testing.assert_close(model.predict(X).ood_score, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_sums_of_several_processes_have_those_of_the_density() -> None:
+    head = trained("sngp").head
+    assert isinstance(head, GaussianHead)
+    classes = head.class_sums(*TRAIN)
+    total = Statistics(1.0, torch.eye(2).double(), torch.eye(3), classes)
+    reduced = total.reduced(lambda tensor: 2 * tensor)
+    assert isinstance(reduced.classes, ClassSums)
+    for twice, once in zip(reduced.classes, classes, strict=True):
+        assert torch.equal(twice, 2 * once)
+    added = total + total
+    assert added.classes is not None
+    assert torch.equal(added.classes.squares, 2 * classes.squares)
+
+
+def test_an_ensemble_is_scored_under_its_common_temperature() -> None:
+    """The tables of members belong to the temperatures that they predict with."""
+    ensemble = hetsngp.Ensemble([trained("sngp"), trained("hetsngp")])
+    hetsngp.fit_posterior(ensemble, [TRAIN], [HELD_OUT])
+    for member in ensemble.members:
+        score = member.head.ood_score
+        assert score is not None
+        before = score.knots.clone()
+        with torch.no_grad():
+            score.fit_tables(member.eval().head.ood_parts(HELD_OUT[0]))
+        torch.testing.assert_close(score.knots, before, rtol=1e-4, atol=1e-5)
