@@ -1,13 +1,10 @@
 """Candidates for an OOD score. None has seen an OOD example; all are higher further from the training data.
 
-``raw_scores`` are of a fitted model, its training features and nothing else. ``combined`` adds ranks among
-held-out in-distribution examples.
+They are scores of a fitted model and of its training features; ``ood_score`` is the library's, which also
+knows held-out examples. ``gather.py`` combines them.
 """
 
 from __future__ import annotations
-
-import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -106,6 +103,7 @@ class RawScores:
             "energy": -logits.logsumexp(-1),
         }
         if self.model.head.has_posterior:
+            scores["ood_score"] = prediction.ood_score
             scores["model uncertainty"] = prediction.model_uncertainty
             scores["variance"] = prediction.latent_variance
         inputs = self._inputs(h)
@@ -123,24 +121,3 @@ class RawScores:
 
 def _unit(h: Tensor) -> Tensor:
     return torch.nn.functional.normalize(h.float(), dim=1)
-
-
-def ranks(values: Tensor, held_out: Tensor) -> Tensor:
-    """−log of the share of held-out values that are as high, a one-sided p-value: (n,), (m,) → (n,).
-
-    Beyond the highest tenth the share falls as the exponential distribution that fits there, so that the
-    score grows without end.
-    """
-    known = held_out.sort().values
-    count = len(known)
-    above = count - torch.searchsorted(known, values, right=False) + 0.5
-    rank = -(above / (count + 1)).log()
-    start = known[int(0.9 * count)]
-    mean = (known[int(0.9 * count) :] - start).mean().clamp_min(1e-12)
-    tail = math.log(10) + (values - start) / mean
-    return torch.where(values > start, tail, rank)
-
-
-def combined(scores: dict[str, Tensor], held_out: dict[str, Tensor], names: Sequence[str]) -> Tensor:
-    """Sum of the ranks of several scores, Fisher's combination of their p-values: (n,)."""
-    return torch.stack([ranks(scores[name], held_out[name]) for name in names]).sum(0)

@@ -4,7 +4,8 @@
 
 Reads the JSON and .npz files that study.py and frozen.py wrote, adds combinations of scores by held-out tail
 probabilities, and writes ``study.json``, with every network, and ``study.md``. An interval is of a paired
-bootstrap: the same images of every set are drawn again for both scores, 500 times.
+bootstrap: 500 times, examples of each set are drawn again, the same ones for both scores and for every
+network that was measured on this set.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +71,17 @@ def aurocs(scores: Scores) -> dict[str, dict[str, float]]:
     }
 
 
-def resampled(a: dict[str, Tensor], b: dict[str, Tensor], part: str, seed: int = 0) -> np.ndarray:
+def resampled(a: dict[str, Tensor], b: dict[str, Tensor], part: str, split: int) -> np.ndarray:
     """AUROC of a minus that of b for drawn examples of both sets: (RESAMPLES,)."""
-    random = np.random.default_rng(seed)
-    known, other = len(a["held_out"]), len(a[part])
-    weights = random.multinomial(known, [1 / known] * known, RESAMPLES)
-    others = random.multinomial(other, [1 / other] * other, RESAMPLES)
-    return _weighted(a, part, weights, others) - _weighted(b, part, weights, others)
+
+    def drawn(count: int, seed: int) -> np.ndarray:
+        random = np.random.default_rng(seed)
+        return random.multinomial(count, [1 / count] * count, RESAMPLES)
+
+    # Networks of a split share their held-out and near examples, all of them the far ones.
+    known = drawn(len(a["held_out"]), split)
+    others = drawn(len(a[part]), 100 if part == "far" else 10 + split)
+    return _weighted(a, part, known, others) - _weighted(b, part, known, others)
 
 
 def _weighted(scores: dict[str, Tensor], part: str, known: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -89,11 +93,11 @@ def _weighted(scores: dict[str, Tensor], part: str, known: np.ndarray, other: np
     return np.asarray((below * found).sum(1) / (known.sum(1) * other.sum(1)))
 
 
-def difference(networks: Iterable[Scores], one: str, two: str) -> dict[str, list[float]]:
-    """Mean difference of two scores over networks, and its 95 % interval, near and far."""
+def difference(networks: list[tuple[int, Scores]], one: str, two: str) -> dict[str, list[float]]:
+    """Mean difference of two scores over networks (split, scores), and its 95 % interval, near and far."""
     out = {}
     for part in PARTS[1:]:
-        each = np.mean([resampled(s[one], s[two], part, i) for i, s in enumerate(networks)], axis=0)
+        each = np.mean([resampled(s[one], s[two], part, split) for split, s in networks], axis=0)
         low, middle, high = np.quantile(each, [0.025, 0.5, 0.975])
         out[part] = [round(float(value), 4) for value in (middle, low, high)]
     return out
@@ -207,7 +211,9 @@ def main() -> None:
     baselines = [name.replace("GP", "deterministic") for name in gp]
     differences = {
         name: difference(
-            [s for n, s in zip(networks, scores, strict=True) if n["group"] == name], CHOSEN, MODEL
+            [(n["split"], s) for n, s in zip(networks, scores, strict=True) if n["group"] == name],
+            CHOSEN,
+            MODEL,
         )
         for name in gp
     }

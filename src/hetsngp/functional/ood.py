@@ -20,12 +20,16 @@ from torch import Tensor
 
 # Directions with a smaller share of the largest λ do not separate classes beyond rounding.
 SMALLEST_SHARE = 1e-9
-# Most levels of the table of a tail probability below its exponential tail, which is fitted to the highest
-# tenth; fewest values between two levels, and that the tail is fitted to.
-LEVELS, TAIL, FEWEST = 64, 0.1, 5
-# Narrowest piece of a table, as a share of its upper half, and of a value (or of one): a steeper piece would
-# multiply the errors of values, of which a model uncertainty has some 1e-4 nats.
-NARROWEST, ERROR = 1e-3, 1e-4
+# Share of the values that the exponential tail is fitted to.
+TAIL = 0.1
+# Fewest values of the tail, and between two levels of the table below it.
+FEWEST = 5
+# Most levels of the table.
+LEVELS = 64
+# Narrowest piece of a table, relative to the width of its upper half. A steeper one multiplies rounding.
+NARROWEST = 1e-3
+# The same, relative to the values (or to one): a model uncertainty has an error of some 1e-4 nats.
+ERROR = 1e-4
 
 
 class ClassSums(NamedTuple):
@@ -78,7 +82,6 @@ def discriminants(total: ClassSums) -> Discriminants:
         within = torch.eye(len(center)).to(within)
     values, vectors = torch.linalg.eigh(within)
     whitener = vectors / values.clamp_min(values[-1] * torch.finfo(values.dtype).eps).sqrt()
-    # Of rank K' − 1 at most: the smaller of the two Gram matrices has all its eigenvalues.
     white = (counts / number).sqrt().unsqueeze(1) * (means @ whitener)
     _, roots, directions = torch.linalg.svd(white, full_matrices=False)
     lambdas = roots.square()
@@ -97,7 +100,7 @@ def relative_mahalanobis(z: Tensor, found: Discriminants) -> Tensor:
     True
     """
     v = (z - found.center) @ found.projection
-    # ‖v − m_c‖² − ‖v‖² finds the nearest class; the distance itself would lose its digits in that difference.
+    # ‖v − m_c‖² − ‖v‖² finds the nearest class. The distance itself would lose its digits in that difference.
     nearest = torch.addmm(found.class_means.square().sum(1), v, found.class_means.mT, alpha=-2).argmin(1)
     return (v - found.class_means[nearest]).square().sum(1) - (v.square() * found.precisions).sum(1)
 
@@ -116,14 +119,15 @@ class TailTable(NamedTuple):
 def tail_table(values: Tensor, weight: Tensor | None = None) -> TailTable:
     """Table of −log P(S ≥ s) from values (n, S) of held-out in-distribution examples; weight: (n,).
 
-    Shares of examples up to the highest tenth, and an exponential tail with the mean excess of those.
+    Shares of examples up to the highest tenth, and an exponential tail with the median excess of those: one
+    example that is far from all others must not flatten it. On the CPU, in float64.
     """
-    values = values.double().mT.contiguous()
+    values = values.cpu().double().mT.contiguous()
     weight = torch.ones_like(values[0]) if weight is None else weight.to(values)
     count = values.shape[1]
     tail = min(max(TAIL, FEWEST / count), 0.5)
     number = min(LEVELS, max(2, count // FEWEST))
-    levels = torch.linspace(0, 1 - tail, number, dtype=values.dtype, device=values.device)
+    levels = torch.linspace(0, 1 - tail, number, dtype=values.dtype)
     heights = -torch.log1p(-levels)
     knots, slopes = [], []
     for each in values:
@@ -131,9 +135,9 @@ def tail_table(values: Tensor, weight: Tensor | None = None) -> TailTable:
         below = weight[order].cumsum(0) - weight[order]  # of examples that are smaller
         rows = torch.searchsorted(below / weight.sum(), levels, right=True).sub_(1).clamp_(0, count - 1)
         knot = ordered[rows]
-        excess = (ordered - knot[-1]).clamp_min(0)
-        beyond = weight[order] * (ordered >= knot[-1])
-        mean_excess = (beyond * excess).sum() / beyond.sum()
+        beyond = ordered >= knot[-1]
+        passed = weight[order][beyond].cumsum(0)
+        median = ordered[beyond][int(torch.searchsorted(passed, passed[-1] / 2))]
         half = knot[-1] - knot[number // 2]
         narrowest = NARROWEST * half + ERROR * knot[-1].abs().clamp_min(1.0)
         width, rise = knot.diff(), heights.diff()
@@ -144,7 +148,7 @@ def tail_table(values: Tensor, weight: Tensor | None = None) -> TailTable:
             carried += float(rise[j])
             if float(width[j]) > float(narrowest):
                 slope[j], carried = carried / width[j], 0.0
-        slope[-1] = 1 / mean_excess.maximum(narrowest)
+        slope[-1] = math.log(2) / (median - knot[-1]).maximum(narrowest)
         knots.append(knot)
         slopes.append(slope)
     return TailTable(torch.stack(knots), torch.stack(slopes))

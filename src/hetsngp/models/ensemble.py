@@ -82,7 +82,9 @@ class Ensemble(nn.Module):
 
     def _mixture(self, each: list[Prediction]) -> Prediction:
         out = mixture(each, sigmoid=self.members[0].head.sigmoid)
-        kinds = {(type(m.head), m.head.has_posterior) for m in self.members}
+        heads = [m.head for m in self.members]
+        ranked = [head.ood_score is not None and head.ood_score.is_filled for head in heads]
+        kinds = {(type(h), h.has_posterior, r) for h, r in zip(heads, ranked, strict=True)}
         # Scores of different kinds have different units; model uncertainty is in nats for all.
         return out if len(kinds) == 1 else replace(out, ood_score=out.model_uncertainty)
 

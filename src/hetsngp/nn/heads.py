@@ -464,7 +464,6 @@ class GaussianHead(Head):
     def class_sums(self, h: Tensor, y: Tensor, weight: Tensor | None = None) -> ClassSums:
         z = self._normalized(h)
         z = (z.cpu() if z.device.type == "mps" else z).double()  # mps has no float64
-        weight = None if weight is None else weight.to(z)
         return ClassSums.of(z, y.to(z.device), self.num_classes, weight)
 
     def ood_parts(self, h: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The OOD score of a GP head: how unusual its energy, model uncertainty and features are among held-out data.
+"""The OOD score of a GP head: its energy, model uncertainty and features compared with held-out examples.
 
 The three say different things: the energy −log Σ_k e^{f_k} rises as the GP's mean returns to zero, the model
 uncertainty where classes are plausible that the data do not rule out, the relative Mahalanobis distance where
@@ -33,7 +33,7 @@ class OODScore(KeepsPrecision):
 
     Buffers are empty until ``fit_posterior`` has training data for the density, and held-out data for the
     tables. Those that are empty are not in the state dict, so that a model that is not calibrated has the
-    tensors of release 0.1; they load in any shape.
+    tensors of release 0.1.
     """
 
     center: Tensor
@@ -58,8 +58,10 @@ class OODScore(KeepsPrecision):
 
     def clear(self) -> None:
         """Forget density and tables."""
+        # A model that was built on the meta device and got its weights by assignment is on no other yet.
+        device = "cpu" if self.center.is_meta else self.center.device
         for name in self.names:
-            setattr(self, name, self.center.new_empty(0))
+            setattr(self, name, torch.empty(0, dtype=self.center.dtype, device=device))
 
     def fit_density(self, total: ClassSums) -> None:
         """Set the density from sums over the training examples."""
@@ -70,8 +72,8 @@ class OODScore(KeepsPrecision):
         self._store(tail_table(parts, weight))
 
     def _store(self, found: Discriminants | TailTable) -> None:
+        dtype = torch.promote_types(self.center.dtype, torch.float32)
         for name, value in zip(found._fields, found, strict=True):
-            dtype = torch.promote_types(self.center.dtype, torch.float32)
             setattr(self, name, value.to(device=self.center.device, dtype=dtype).contiguous())
 
     def parts(self, energy: Tensor, model_uncertainty: Tensor, z: Tensor) -> Tensor:
@@ -91,23 +93,25 @@ class OODScore(KeepsPrecision):
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, other: Any, errors: Any
     ) -> None:
-        found = {name: state_dict.pop(prefix + name, None) for name in self.names}  # torch expects none
+        found = {name: state_dict[prefix + name] for name in self.names if prefix + name in state_dict}
         problem = self._wrong_shapes(found)
         if problem is not None:
             errors.append(f"the OOD score in {prefix.rstrip('.')} {problem}")
             return
+        self.clear()
         for name, value in found.items():
-            value = self.center.new_empty(0) if value is None else value.to(self.center.device, copy=True)
-            setattr(self, name, value)
+            setattr(self, name, torch.empty_like(value, dtype=self.center.dtype, device=self.center.device))
+        self._non_persistent_buffers_set -= found.keys()  # so that torch copies or assigns them
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, other, errors)
+        self._non_persistent_buffers_set |= found.keys()
 
-    def _wrong_shapes(self, found: dict[str, Tensor | None]) -> str | None:
+    def _wrong_shapes(self, found: dict[str, Tensor]) -> str | None:
         """Say what is wrong with saved tensors; all or none of them are there."""
-        shapes = {name: tuple(value.shape) for name, value in found.items() if value is not None}
+        shapes = {name: tuple(value.shape) for name, value in found.items()}
         if not shapes:
             return None
-        if len(shapes) < len(found):
-            return f"lacks {', '.join(name for name in found if name not in shapes)}"
+        if len(shapes) < len(self.names):
+            return f"lacks {', '.join(name for name in self.names if name not in shapes)}"
         rank, levels = shapes["precisions"][-1:], shapes["knots"][-1:]
         expected = {
             "center": (self.num_features,),

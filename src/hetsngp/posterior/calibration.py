@@ -29,6 +29,8 @@ CALIBRATION_BATCH_SIZE = 512
 TOLERANCE = 0.01
 # Most held-out examples that the tail probabilities of the OOD score are from: each is a whole prediction.
 OOD_EXAMPLES = 10_000
+# Fewest: with less it stays the model uncertainty.
+FEWEST_OOD_EXAMPLES = 20
 
 
 @dataclass(frozen=True)
@@ -262,10 +264,11 @@ def fit_ood_tables(model: Classifier, pairs: Pairs) -> None:
 
     Each is scored by the model it was held out from.
     """
-    if model.head.ood_score is None:
+    total = sum(len(held_out.h) for _, held_out in pairs)
+    if model.head.ood_score is None or total < FEWEST_OOD_EXAMPLES:
         return
     parts, weights = [], []
-    share = min(1.0, OOD_EXAMPLES / sum(len(held_out.h) for _, held_out in pairs))
+    share = min(1.0, OOD_EXAMPLES / total)
     for fitted, held_out in pairs:
         count = max(1, round(share * len(held_out.h)))
         rows = torch.linspace(0, len(held_out.h) - 1, count, dtype=torch.float64).round().long()

@@ -248,7 +248,8 @@ def _fit_and_calibrate(
     chosen = {} if held_out is None else choose_temperature([(model, held_out)], further)
     if model.head.has_posterior:
         posterior = posterior_of(model)
-        total = collect_statistics(model, loader, progress, held_out, reduce)
+        calibrated = held_out is not None
+        total = collect_statistics(model, loader, progress, held_out, reduce, with_classes=calibrated)
         posterior.scale.fill_(1.0)
         posterior.fit(total, None if held_out is None else held_out_fisher(model, held_out))
         chosen |= {"posterior": posterior.name, "count": total.count}
@@ -308,8 +309,13 @@ def collect_statistics(
     progress: Callable[[int], None] | None,
     held_out: HeldOut | None,
     reduce: Callable[[Tensor], Tensor] | None = None,
+    *,
+    with_classes: bool = True,
 ) -> Statistics:
-    """Sum the statistics of the posterior; warn where the held-out examples are among the training data."""
+    """Sum the statistics of the posterior; warn where the held-out examples are among the training data.
+
+    ``with_classes``: also those of the density of the OOD score, which only calibrated models have.
+    """
     total: Statistics | None = None
     found = torch.zeros(0, dtype=torch.bool)
     if held_out is not None:
@@ -319,7 +325,7 @@ def collect_statistics(
     seen = 0
     for h, y, weight in feature_batches(model, loader, "loader"):
         piece = model.head.statistics(h, weight)
-        if model.head.ood_score is not None:
+        if with_classes and model.head.ood_score is not None:
             piece = replace(piece, classes=model.head.class_sums(h, y, weight))
         if total is None:
             total = piece

@@ -49,12 +49,11 @@ def test_the_discriminants_give_the_relative_mahalanobis_distance(classes: int, 
 
 
 def test_the_distance_keeps_its_digits_where_classes_are_far_apart() -> None:
-    """Of a network that has learned its data by heart: in float32 a difference of squares has none left."""
+    """A network that has memorised its data: in float32 a difference of squares has no digits left."""
     z, y = made(3, 2)
     found = discriminants(ClassSums.of(1e-5 * z + 30 * torch.eye(3, 2)[y].double(), y, 3))
     x = 1e-5 * z[:50] + 30 * torch.eye(3, 2)[y[:50]].double()
     narrow = relative_mahalanobis(x.float(), type(found)(*(t.float() for t in found)))
-    # Of 30 ± 1e-5 float32 has 4 digits of the 1e-5.
     torch.testing.assert_close(narrow.double(), relative_mahalanobis(x, found), rtol=0.2, atol=1.0)
 
 
@@ -131,6 +130,15 @@ def test_a_larger_value_never_scores_lower_and_scores_are_finite(
     assert bool(torch.isfinite(score).all())
     assert bool((score.diff() >= -1e-9 * score[1:].abs().clamp_min(1)).all())
     assert float(score[0]) >= 0
+
+
+def test_one_value_far_from_all_others_does_not_flatten_the_tail() -> None:
+    values = torch.randn(200, 1).double()
+    with_outlier = torch.cat([values, torch.full((1, 1), 1e6).double()])
+    x = torch.tensor([[2.0], [5.0], [50.0]]).double()
+    torch.testing.assert_close(
+        tail_score(x, tail_table(with_outlier)), tail_score(x, tail_table(values)), rtol=0.3, atol=0
+    )
 
 
 def test_equal_held_out_values_do_not_hide_larger_ones() -> None:

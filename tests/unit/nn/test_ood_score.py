@@ -116,6 +116,43 @@ def test_it_is_saved_copied_and_moved(tmp_path: Path) -> None:
     torch.testing.assert_close(wide.float(), expected, rtol=1e-3, atol=1e-3)
 
 
+def test_it_is_exported_with_a_dynamic_batch() -> None:
+    model = fitted()
+    module = model.prediction_module()
+    program = torch.export.export(module, (X[:4],), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    found = program.module()(torch.cat([X, ELSEWHERE]))["ood_score"]
+    torch.testing.assert_close(
+        found, model.predict(torch.cat([X, ELSEWHERE])).ood_score, rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_weights_can_be_assigned_to_a_model_on_the_meta_device(calibrated: bool) -> None:
+    model = fitted("sngp")
+    if not calibrated:
+        hetsngp.fit_posterior(model, [TRAIN])
+    with torch.device("meta"):
+        other = hetsngp.build("sngp", Features(2, "mlp"), 3, **toy.TINY)
+    other.load_state_dict(model.state_dict(), assign=True)
+    assert torch.equal(other.to("cpu").predict(X).ood_score, model.predict(X).ood_score)
+
+
+def test_an_ensemble_of_calibrated_and_other_members_has_the_model_uncertainty() -> None:
+    """The scores of its members have different units."""
+    members = [fitted("sngp"), fitted("hetsngp")]
+    both = hetsngp.Ensemble(members).predict(ELSEWHERE)
+    assert float(both.ood_score.min()) > 10
+    hetsngp.fit_posterior(members[1], [TRAIN])
+    mixed = hetsngp.Ensemble(members).predict(ELSEWHERE)
+    assert torch.equal(mixed.ood_score, mixed.model_uncertainty)
+
+
+def test_few_held_out_examples_leave_the_model_uncertainty() -> None:
+    model = trained("sngp")
+    hetsngp.fit_posterior(model, [TRAIN], [(X[1:20:2], Y[1:20:2])])
+    assert torch.equal(model.predict(X).ood_score, model.predict(X).model_uncertainty)
+
+
 def test_saved_tensors_that_do_not_belong_together_are_refused() -> None:
     state = fitted().state_dict()
     for name, value in (
