@@ -22,6 +22,10 @@ TEMPERATURE_RANGE, TEMPERATURES = 10.0, 9
 # Prior standard deviation of log τ around it. A few dozen held-out examples that happen to be correct would
 # give a temperature near zero; with a few hundred the prior has hardly any effect.
 TEMPERATURE_SPREAD = 0.5
+# Step of log τ, and the most steps, from the temperature of one posterior scale to that of the next.
+TEMPERATURE_STEP, MOST_STEPS = 0.1, 20
+# Logarithms of temperatures are known to half a per cent, from parabolas that are this wide on each side.
+PRECISION, NARROW = 0.005, 0.2
 # The common factor on the temperatures of an ensemble: searched up to this logarithm, first on a grid.
 FACTOR_REACH, FACTORS = 0.8, 9
 CALIBRATION_BATCH_SIZE = 512
@@ -104,6 +108,7 @@ class HeldOut:
 
 Pairs = Sequence[tuple[Classifier, HeldOut]]
 """Models with the data held out from each: one pair, or one per fold."""
+Objective = Callable[[float], float]
 
 
 def feature_keys(h: Tensor, unit: Tensor) -> Tensor:
@@ -135,47 +140,73 @@ def pooled_nll(pairs: Pairs, temperature: Tensor, *, posterior: bool) -> Tensor:
     return torch.cat([held_out_nll(m, h, temperature, posterior=posterior) for m, h in pairs])
 
 
+def _log_temperature_objective(pairs: Pairs, *, posterior: bool) -> tuple[Callable[..., Tensor], Objective]:
+    """−log p(y) of each held-out example as a function of log τ, and its mean with the prior on τ."""
+    start = pairs[0][0].head.training_temperature
+    pool = HeldOut.join([held_out for _, held_out in pairs])
+    centre = math.log(float(start))
+    strength = 0.5 / (TEMPERATURE_SPREAD**2 * pool.effective_size)
+
+    @functools.cache
+    def nll(log_temperature: float) -> Tensor:
+        return pooled_nll(pairs, start.new_tensor(math.exp(log_temperature)), posterior=posterior)
+
+    def value(log_temperature: float) -> float:
+        return pool.mean(nll(log_temperature)) + strength * (log_temperature - centre) ** 2
+
+    return nll, value
+
+
 def best_temperature(pairs: Pairs, *, posterior: bool = False) -> Tensor:
     """MAP estimate of τ, under a prior around the training temperature.
 
     A coarse grid of log τ first: under a posterior the NLL may have several minima, since the loss of a
-    misclassified, uncertain example is bounded. Then golden-section search between the best one's neighbours.
+    misclassified, uncertain example is bounded.
     """
     start = pairs[0][0].head.training_temperature
-    pool = HeldOut.join([held_out for _, held_out in pairs])
-    centre, reach = math.log(float(start)), math.log(TEMPERATURE_RANGE)
-    strength = 0.5 / (TEMPERATURE_SPREAD**2 * pool.effective_size)
-
-    def value(log_temperature: float) -> float:
-        temperature = start.new_tensor(math.exp(log_temperature))
-        nll = pool.mean(pooled_nll(pairs, temperature, posterior=posterior))
-        return nll + strength * (log_temperature - centre) ** 2
-
-    return start.new_tensor(math.exp(_minimum(value, centre, reach, TEMPERATURES)))
+    _, value = _log_temperature_objective(pairs, posterior=posterior)
+    reach = math.log(TEMPERATURE_RANGE)
+    return start.new_tensor(math.exp(_minimum(value, math.log(float(start)), reach, TEMPERATURES)))
 
 
-def _minimum(value: Callable[[float], float], centre: float, reach: float, count: int) -> float:
-    """Minimise ``value``: on a grid of ``count`` within ``reach``, then between the best's neighbours."""
-    step = 2 * reach / (count - 1)
+def _minimum(value: Objective, centre: float, reach: float, count: int) -> float:
+    """Minimise ``value``: on a grid of ``count`` within ``reach``, then around the best of it."""
+    value, step = functools.cache(value), 2 * reach / (count - 1)
     best = min((centre - reach + i * step for i in range(count)), key=value)
-    return _golden_section(value, best - step, best + step)
+    return _local_minimum(value, best, step, most_steps=1)
 
 
-def _golden_section(value: Callable[[float], float], low: float, high: float) -> float:
-    """Minimise ``value`` between ``low`` and ``high``, to 0.01."""
-    ratio = (math.sqrt(5) - 1) / 2
-    a, b = high - ratio * (high - low), low + ratio * (high - low)
-    value_a, value_b = value(a), value(b)
-    while high - low > 0.01:  # one per cent of τ
-        if value_a <= value_b:
-            high, b, value_b = b, a, value_a
-            a = high - ratio * (high - low)
-            value_a = value(a)
+def _local_minimum(value: Objective, start: float, step: float, most_steps: int = MOST_STEPS) -> float:
+    """Minimise a smooth ``value`` around ``start``: steps downhill until it rises, then parabolas.
+
+    >>> round(_local_minimum(lambda x: (x - 0.73) ** 2 + 0.1 * (x - 0.73) ** 4, 0.0, 0.1), 2)
+    0.73
+    """
+    value = functools.cache(value)
+    low, middle, high = start - step, start, start + step
+    for _ in range(most_steps):
+        if value(low) < value(middle):
+            low, middle, high = low - step, low, middle
+        elif value(high) < value(middle):
+            low, middle, high = middle, high, high + step
         else:
-            low, a, value_a = a, b, value_b
-            b = low + ratio * (high - low)
-            value_b = value(b)
-    return (low + high) / 2
+            break
+    for _ in range(MOST_STEPS):
+        left, right = middle - low, high - middle
+        rise_left, rise_right = value(low) - value(middle), value(high) - value(middle)
+        weight = rise_left * right + rise_right * left
+        if min(rise_left, rise_right) < 0 or weight <= 0:  # it still falls, or is flat
+            break
+        vertex = middle + 0.5 * (right - rise_right * left * (left + right) / weight)
+        if abs(vertex - middle) < PRECISION:
+            if max(left, right) <= NARROW:
+                break
+            vertex = middle + right / 3 if right > left else middle - left / 3
+        if value(vertex) < value(middle):
+            low, middle, high = (middle, vertex, high) if vertex > middle else (low, vertex, middle)
+        else:
+            low, high = (low, vertex) if vertex > middle else (vertex, high)
+    return min((low, middle, high), key=value)
 
 
 def held_out_fisher(model: Classifier, held_out: HeldOut) -> Tensor | None:
@@ -195,6 +226,8 @@ def largest_good_scale(
 ) -> tuple[float, float, tuple[tuple[float, float], ...]]:
     """Largest posterior scale whose held-out NLL is as good as the best; the allowed difference; the grid.
 
+    Scales are compared each at its own temperature: averaging over a wider posterior makes predictions less
+    confident, and a lower temperature makes up for it.
     The NLL is nearly flat in the scale and its minimum would mostly switch the GP off. As good as the best
     means worse by at most one standard error of the difference, or by ``tolerance``. The difference is taken
     example by example; the standard error of the NLL itself is many times larger, and would allow a scale
@@ -202,15 +235,17 @@ def largest_good_scale(
     where even the smallest scale is measurably worse than none, at a negligible cost.
     """
     posteriors = [posterior_of(model) for model, _ in pairs]
-    temperature, pool = pairs[0][0].temperature, HeldOut.join([held_out for _, held_out in pairs])
+    pool = HeldOut.join([held_out for _, held_out in pairs])
     decades = math.log10(posteriors[0].largest_scale / SMALLEST_SCALE)
     steps = round(decades * SCALES_PER_DECADE)
     scales = [SMALLEST_SCALE * 10 ** (i / SCALES_PER_DECADE) for i in range(steps + 1)]
-    each = []
+    log_temperature, each = math.log(float(pairs[0][0].temperature)), []
     for scale in scales:
         for posterior in posteriors:
             posterior.scale.fill_(scale)
-        each.append(pooled_nll(pairs, temperature, posterior=True))
+        nll, value = _log_temperature_objective(pairs, posterior=True)
+        log_temperature = _local_minimum(value, log_temperature, TEMPERATURE_STEP)
+        each.append(nll(log_temperature))
     means = [pool.mean(nll) for nll in each]
     best = min(range(len(scales)), key=means.__getitem__)
     allowed = [max(pool.standard_error(nll - each[best]), tolerance) for nll in each]

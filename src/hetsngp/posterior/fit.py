@@ -69,7 +69,7 @@ class PosteriorReport:
     """Largest cost of the chosen scale, in nats: one standard error of the difference from the best
     scale, example by example, and at least a tolerance."""
     scale_grid: tuple[tuple[float, float], ...] = ()
-    """(scale, held-out NLL at ``mode_temperature``) of every scale tried."""
+    """(scale, held-out NLL at the best temperature for it) of every scale tried."""
 
     def __str__(self) -> str:
         has_posterior = self.posterior != "none"
