@@ -120,7 +120,7 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         device: Any = None,
         verbose: bool | int = False,
         random_state: Any = None,
-        amplitude: float = 3.0,
+        amplitude: float | None = 3.0,
         rank: int = 6,
         random_features: int = 512,
         length_scale: float | None = None,

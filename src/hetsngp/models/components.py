@@ -18,7 +18,9 @@ from hetsngp.nn.multi_input import InputStack, input_stack, tighten_for_tiles, w
 from hetsngp.nn.noise import CLASS_NOISES, FeatureNoise, Noise
 from hetsngp.nn.spectral import bound_spectrally
 
-# Normalization of the kernel's inputs and spectral bound, by kind of backbone; measured in docs/decisions.md.
+# Amplitude, normalization of the kernel's inputs and spectral bound, by kind of backbone; measured in
+# docs/decisions.md.
+DEFAULT_AMPLITUDE = {"mlp": 10.0, "convolutional": 5.0, "attention": 10.0}
 DEFAULT_NORMALIZATION = {"mlp": "rms", "convolutional": "direction", "attention": "direction"}
 DEFAULT_BOUND = {"mlp": 0.95, "convolutional": 6.0, "attention": None}
 
@@ -63,7 +65,7 @@ class Components:
         form = "sincos" if o.features == "random" else o.features
         kernel = Kernel(
             o.random_features,
-            o.amplitude,
+            amplitude_for(self.backbone, o),
             o.length_scale,
             kind,
             features=form,
@@ -87,7 +89,7 @@ class Components:
             return CLASS_NOISES[o.noise](self.num_features, self.num_classes, o.rank, **shared)
         if isinstance(latent, LinearLatent):
             return FeatureNoise(self.num_features, self.num_features, o.rank, **shared)
-        unit = o.amplitude / math.sqrt(latent.num_kernel_features)  # ‖φ‖ = a
+        unit = latent.kernel.amplitude / math.sqrt(latent.num_kernel_features)  # ‖φ‖ = a
         return FeatureNoise(self.num_features, latent.num_kernel_features, o.rank, unit=unit, **shared)
 
     @property
@@ -123,6 +125,11 @@ class Components:
             temperature=o.temperature,
             generator=self.generator,
         )
+
+
+def amplitude_for(backbone: nn.Module, options: Options) -> float:
+    """Amplitude of the kernel: that of the options, or the default for this kind of backbone."""
+    return DEFAULT_AMPLITUDE[kind_of(backbone)] if options.amplitude is None else options.amplitude
 
 
 def spectral_bound_for(backbone: nn.Module, options: Options) -> float | None:

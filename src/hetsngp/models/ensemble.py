@@ -76,11 +76,10 @@ class Ensemble(nn.Module):
         self, x: Any, num_samples: int | None = None, generator: torch.Generator | None = None
     ) -> Prediction:
         """Probabilities of the mixture and its uncertainties from three sources."""
-        return self._mixture(
-            [m.predict(x, num_samples=num_samples, generator=generator) for m in self.members]
-        )
+        return self.mix([m.predict(x, num_samples=num_samples, generator=generator) for m in self.members])
 
-    def _mixture(self, each: list[Prediction]) -> Prediction:
+    def mix(self, each: Sequence[Prediction]) -> Prediction:
+        """Prediction of the mixture, from the prediction of each member for the same examples."""
         out = mixture(each, sigmoid=self.members[0].head.sigmoid)
         heads = [m.head for m in self.members]
         ranked = [head.ood_score is not None and head.ood_score.is_filled for head in heads]
@@ -96,7 +95,7 @@ class Ensemble(nn.Module):
 
     def traceable_prediction(self, x: Any) -> Prediction:
         """Prediction without checks of values, in the mode that the members are in."""
-        return self._mixture([m.traceable_prediction(x) for m in self.members])
+        return self.mix([m.traceable_prediction(x) for m in self.members])
 
     def predict_probs(
         self, x: Any, num_samples: int | None = None, generator: torch.Generator | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Unpack, cast
 
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 from hetsngp.choices import MethodName
 from hetsngp.limits import is_out_of_memory
 from hetsngp.models.classifier import Classifier
-from hetsngp.models.components import Components, check_members
+from hetsngp.models.components import Components, amplitude_for, check_members
 from hetsngp.models.ensemble import Ensemble
 from hetsngp.models.multi_input import MultiInput
 from hetsngp.models.options import BuildOptions, Options
@@ -126,6 +126,8 @@ def build(
     check_method(method)
     num_classes = check_num_classes(num_classes)
     resolved = check_options(options)
+    # Saved with the model, which must not change with the default.
+    resolved = replace(resolved, amplitude=amplitude_for(backbone, resolved))
     check_generator(generator, "cpu")
     width = _num_features(backbone)
     head = make_head(method, backbone, num_classes, resolved, generator)

@@ -58,8 +58,9 @@ class BuildOptions(TypedDict, total=False):
     """τ of the link; ``fit_posterior(..., calibration=...)`` sets it on held-out data."""
     random_features: int
     """m, even."""
-    amplitude: float
-    """a, prior standard deviation of a logit: large fits clean labels, 2–3 resists noisy ones."""
+    amplitude: float | None
+    """a, prior standard deviation of a logit: large fits clean labels, 2–3 resists noisy ones; None: 5 for
+    convolutional networks, 10 for the rest."""
     length_scale: float | None
     """ℓ in units of the normalised features (typical length √D); None: their median distance."""
     normalization: NormalizationName | None
@@ -119,7 +120,7 @@ class Options:
     rank: int = 6
     temperature: float = 1.0
     random_features: int = 1024
-    amplitude: float = 10.0
+    amplitude: float | None = None
     length_scale: float | None = None
     normalization: NormalizationName | None = None
     kernel: KernelName = "rbf"

@@ -27,7 +27,7 @@ from hetsngp.models.methods import build
 from hetsngp.nn.backbones import WideResNet
 from hetsngp.serving.bundle import open_run, write_serving
 from hetsngp.serving.decisions import Thresholds, set_thresholds
-from hetsngp.training.checkpointing.checkpoint import CHECKPOINT, PREVIOUS, read_rows
+from hetsngp.training.checkpointing.checkpoint import CHECKPOINT, PREVIOUS, read_about, read_rows
 from hetsngp.training.checkpointing.checkpoint_files import has_state
 from hetsngp.training.config import CheckpointConfig
 from hetsngp.training.engine import Engine
@@ -51,6 +51,7 @@ __all__ = ["ImageTask", "Recipe", "finished", "make_model", "measure", "train_im
 WIDE_RESNET = re.compile(r"wrn-(\d+)-([1-9]\d*)")
 SUMMARY, MODEL, CURVES = "summary.json", "model", "curves.png"
 LOGS = (METRICS, CURVES)
+AMPLITUDE = "options.amplitude"
 SUMMARY_KEYS = {"recipe", "epochs", "seconds", "posterior", "held_out", "test", "no_test", "thresholds"}
 """Keys of a complete summary."""
 # Limits of the held-out predictions that set thresholds: probabilities, examples, and examples of a batch.
@@ -96,11 +97,14 @@ def _train_images(
         config.seed,
         lambda sets: on_main(engine.fabric, lambda: set_fingerprints(sets, everything=everything)),
     )
-    about = {**checkpoints.about, **_about(described)}
-    checkpoints = replace(checkpoints, about=about, fingerprints=data.fingerprints)
+    before = on_main(engine.fabric, lambda: read_about(checkpoints.folder))
+    if before is not None and "amplitude" not in task.options:  # as it began: the default has changed
+        task = replace(task, options={**task.options, "amplitude": before[AMPLITUDE]})
     # The same weights in every process; also where a network takes no generator.
     torch.manual_seed(config.seed)
     model, scale = make_model(task, data.num_classes, data.shape)
+    about = {**checkpoints.about, **_about(described), AMPLITUDE: model.config["options"]["amplitude"]}
+    checkpoints = replace(checkpoints, about=about, fingerprints=data.fingerprints)
     loaders = make_loaders(task, data, scale, seed=config.seed, processes=engine.fabric.world_size)
     trained = engine.train(
         model,

@@ -36,6 +36,10 @@ def best_folder(epoch: int) -> str:
     return f"best-{epoch:05d}"
 
 
+UNRECORDED = {"options.amplitude": 10.0}
+"""Defaults of release 0.1 that its checkpoints do not name, and that are others now."""
+
+
 def read_rows(folder: Path) -> list[MetricsRow]:
     """Rows of metrics.csv from the checkpoint of a run."""
     state = read_state(folder / CHECKPOINT)
@@ -44,6 +48,16 @@ def read_rows(folder: Path) -> list[MetricsRow]:
     except ValueError as error:
         raise ArtifactError(f"{folder / CHECKPOINT} is damaged: {error}") from error
     return _rows(state["rows"], state["watched"])
+
+
+def read_about(folder: Path) -> dict[str, Any] | None:
+    """Description of data and model that the run in ``folder`` began with; None without a checkpoint."""
+    for name in (CHECKPOINT, PREVIOUS):
+        try:
+            return {**UNRECORDED, **dict(read_state(folder / name)["about"])}
+        except (OSError, ArtifactError, KeyError, TypeError, ValueError):
+            continue
+    return None
 
 
 class Checkpointer:
@@ -226,7 +240,8 @@ class Checkpointer:
 
     def _check(self, state: dict[str, Any], checkpoints: CheckpointConfig) -> None:
         folder = checkpoints.folder
-        before, now = dict(state["about"]), self._about()
+        now = self._about()
+        before = {**{name: UNRECORDED[name] for name in UNRECORDED.keys() & now}, **dict(state["about"])}
         if checkpoints.fingerprints is not None and FINGERPRINTS in state:
             before["data"] = now.get("data")  # it may have moved: contents are compared
         changes = _differences(now, before)
