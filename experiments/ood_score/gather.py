@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +54,20 @@ def read(file: Path) -> tuple[dict[str, Any], Scores]:
             part, _, score = key.partition("|")
             if f"near|{score}" in arrays.files:
                 scores.setdefault(score, {})[part] = torch.from_numpy(arrays[key]).double()
+    return found, scores | combinations(scores)
+
+
+def combinations(scores: Scores, sets: Sequence[str] = PARTS) -> Scores:
+    """Combinations by held-out tail probabilities, on ``sets``, of those scores that there are."""
     space = "z" if "variance" in scores else "h"
+    found: Scores = {}
     for name, parts in COMBINATIONS.items():
         names = [part.format(space=space) for part in parts]
         if all(part in scores for part in names):
-            values = {part: torch.stack([scores[n][part] for n in names], 1) for part in PARTS}
+            values = {each: torch.stack([scores[n][each] for n in names], 1) for each in sets}
             table = tail_table(values["held_out"])
-            scores[name] = {part: tail_score(each, table) for part, each in values.items()}
-    return found, scores
+            found[name] = {each: tail_score(rows, table) for each, rows in values.items()}
+    return found
 
 
 def aurocs(scores: Scores) -> dict[str, dict[str, float]]:
@@ -197,7 +204,8 @@ def main() -> None:
     for folder in options.folders:
         for file in sorted(folder.glob("*.json")):
             found, values = read(file)
-            found["stage"] = "second" if "recipe" in found and folder.name.endswith("2") else "first"
+            stages = {"2": "second", "3": "third"}
+            found["stage"] = stages.get(folder.name[-1], "first") if "recipe" in found else "first"
             found["group"] = group(found)
             found["auroc"] = {
                 p: {k: round(v, 5) for k, v in each.items()} for p, each in aurocs(values).items()

@@ -85,11 +85,15 @@ def typed(
     seeds: int = 1,
     methods: Sequence[str] = (),
     far: str | None = None,
+    recipe: str | None = None,
+    one_seed: Sequence[str] = (),
 ) -> list[str]:
     """What comes after ``hetsngp``."""
     words = ["reproduce", name, "--out", str(out), "--seeds", str(seeds)]
     words += [word for change in changes for word in ("--set", change)]
     words += ["--methods", ",".join(methods)] if methods else []
+    words += ["--recipe", recipe] if recipe else []
+    words += ["--one-seed", ",".join(one_seed)] if one_seed else []
     return words + (["--far", far] if far else [])
 
 
@@ -311,7 +315,7 @@ def test_a_table_that_was_killed_and_interrupted_goes_on_and_comes_to_the_same(
     plan = partial(plan_of, "cifar100", out=out, seeds=1, changes=changes)
     kill_after_one_run(made, out, words)
     ready = [state for _, state in plan()].count("finished")
-    assert 1 <= ready < 5  # one, unless the machine is busy
+    assert 1 <= ready < 7  # one, unless the machine is busy
     kept = [run.folder(out) for run, state in plan() if state == "finished"]
     # A process killed between its summary and the release of its lock leaves the file: the next removes it.
     before = [{file: then for file, then in stamps(folder).items() if file.name != LOCK} for folder in kept]
@@ -324,7 +328,7 @@ def test_a_table_that_was_killed_and_interrupted_goes_on_and_comes_to_the_same(
     assert done.exit_code == 130
     assert done.stderr.splitlines()[-1].startswith("hetsngp: stopped; run the same command again")
     assert "Traceback" not in done.output
-    assert [state for _, state in plan()] == ["finished"] * ready + ["begun"] + ["to do"] * (4 - ready)
+    assert [state for _, state in plan()] == ["finished"] * ready + ["begun"] + ["to do"] * (6 - ready)
     half = json.loads((out / "cifar100.json").read_text(encoding="utf-8"))
     assert not half["finished"]
     stopped = plan()[ready][0]
@@ -334,8 +338,8 @@ def test_a_table_that_was_killed_and_interrupted_goes_on_and_comes_to_the_same(
     monkeypatch.setattr(training, "draw_curves", lambda rows, best, path: path.write_bytes(b""))
     result, said = run_table("cifar100", out, *changes, far="scenes")
     check_files(result, out)
-    assert f"{ready} of 5 runs are finished already" in said
-    assert trainings(said) == 5 - ready
+    assert f"{ready} of 7 runs are finished already" in said
+    assert trainings(said) == 7 - ready
     assert [stamps(folder) for folder in kept] == before
     # Which has the seconds of its one epoch.
     assert (stopped.folder(out) / "metrics.csv").read_text() == trained
@@ -370,6 +374,47 @@ def test_ablations_train_the_shared_run_once(made: Made, tmp_path: Path) -> None
         task = json.loads(file.read_text(encoding="utf-8"))["recipe"]["task"]
         model: Any = hetsngp.load(file.parent / "model")
         assert float(model.temperature) == pytest.approx(task["options"]["temperature"])
+
+
+@pytest.mark.usefixtures("no_curves")
+def test_tables_of_cifar100_by_one_recipe_share_their_runs(made: Made, tmp_path: Path) -> None:
+    changes = (*SMALL, *FEW_POINTS, "schedule.epochs=2")
+    given = {"recipe": "cifar100", "far": "scenes"}
+    few = ["posterior_network", "mimo", "hetsngp_mimo"]
+    result, said = run_table("cifar100", tmp_path, *changes, seeds=3, one_seed=few, **given)
+    check_files(result, tmp_path)
+    assert trainings(said) == 4 * 3 + 3
+    (part,) = result.table.parts
+    for row in part.rows:
+        seeds = [0] if row.name in few else [0, 1, 2]
+        assert all(list(result.cell(part, row, column).values) == seeds for column in part.columns)
+    found = json.loads((tmp_path / "cifar100.json").read_text(encoding="utf-8"))
+    for run in found["runs"].values():
+        assert (run["recipe"], run["settings"]["name"]) == ("cifar100", "cifar100")
+        assert f"method={run['settings']['task']['method']}" in run["changes"]
+
+    ensembles, said = run_table("cifar100-ensembles", tmp_path, *changes, **given)
+    check_files(ensembles, tmp_path)
+    assert "12 of 12 runs are finished already" in said
+    assert trainings(said) == 0
+
+    ablations, said = run_table("cifar100-ablations", tmp_path, *changes, **given)
+    check_files(ablations, tmp_path)
+    assert "1 of 6 runs are finished already" in said
+    assert trainings(said) == 5
+    for column in ("id_acc", "id_nll", "id_ece", "near_auroc", "far_auroc"):
+        same = {
+            value(ablations, row, column, f"cifar100-ablations-{name}")
+            for name, row in (("rank", "6"), ("temperature", "1"), ("training", "map"))
+        }
+        assert same == {value(result, "hetsngp", column)}
+    for column in ("rank", "temperature"):
+        assert len(set(values_of(ablations, f"cifar100-ablations-{column}", "id_nll"))) == 3
+
+
+def values_of(result: Result, part: str, column: str) -> list[float]:
+    rows = next(each.rows for each in result.table.parts if each.name == part)
+    return [value(result, row.name, column, part) for row in rows]
 
 
 def test_missing_data_are_told_of_before_anything_is_trained(made: Made, tmp_path: Path) -> None:
@@ -423,7 +468,8 @@ def test_a_dry_run_lists_the_trainings_and_trains_nothing(name: str, tmp_path: P
     once = [] if name == "runtime" else ["--seeds", "1"]  # which is measured, not trained
     done = CliRunner().invoke(make_app(), ["reproduce", name, "--dry-run", *once, "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
-    expected = {"synthetic": 15, "cifar100": 5, "imagenet": 5, "imagenet-r-v2": 5, "imagenet21k": 4}
+    expected = {"synthetic": 15, "cifar100": 7, "cifar100-ensembles": 12, "cifar100-ablations": 6}
+    expected |= {"imagenet": 5, "imagenet-r-v2": 5, "imagenet21k": 4}
     expected |= {"ensembles": 16, "runtime": 11, "ablations": 17}
     lines = done.stdout.splitlines()
     assert sum(line.startswith("to do") for line in lines) == expected[name]

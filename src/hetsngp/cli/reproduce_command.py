@@ -8,6 +8,8 @@ from typing import Annotated, Any
 TABLES = (
     "synthetic",
     "cifar100",
+    "cifar100-ensembles",
+    "cifar100-ablations",
     "imagenet",
     "imagenet-r-v2",
     "imagenet21k",
@@ -22,8 +24,8 @@ def add(app: Any) -> None:
     import typer
 
     @app.command(
-        epilog="Example: hetsngp reproduce cifar100 --seeds 3 --far scenes --set network=wrn-16-8 "
-        "--set schedule.epochs=30"
+        epilog="Example: hetsngp reproduce cifar100 --recipe cifar100 --seeds 3 --one-seed mimo,hetsngp_mimo "
+        "--far scenes"
     )
     def reproduce(
         table: Annotated[str, typer.Argument(help=f"One of {', '.join(TABLES)}.", metavar="TABLE")],
@@ -37,7 +39,19 @@ def add(app: Any) -> None:
             int | None, typer.Option(min=1, help="Number of seeds per row; default: as many as in the paper.")
         ] = None,
         methods: Annotated[
-            str | None, typer.Option(help="Only the rows of these methods, separated by commas.")
+            str | None,
+            typer.Option(help="Only the rows of these methods (of ablations: parts), separated by commas."),
+        ] = None,
+        recipe: Annotated[
+            str | None,
+            typer.Option(
+                metavar="NAME_OR_FILE",
+                help="Train the method of every row by this recipe, e.g. cifar100, instead of the row's own.",
+            ),
+        ] = None,
+        one_seed: Annotated[
+            str | None,
+            typer.Option(metavar="ROWS", help="Train these rows, separated by commas, with one seed only."),
         ] = None,
         change: Annotated[
             list[str] | None,
@@ -50,7 +64,7 @@ def add(app: Any) -> None:
         far: Annotated[
             str,
             typer.Option(
-                metavar="SET", help="Far-OOD set of the table cifar100; scenes where Places365 is missing."
+                metavar="SET", help="Far-OOD set of the cifar100 tables; scenes where Places365 is missing."
             ),
         ] = "places365",
         dry_run: Annotated[
@@ -68,10 +82,22 @@ def add(app: Any) -> None:
         from hetsngp.paper import plan_of
         from hetsngp.paper import reproduce as run_table
 
-        chosen = None if methods is None else [name.strip() for name in methods.split(",") if name.strip()]
-        given: Any = {"out": out, "seeds": seeds, "methods": chosen, "changes": change or [], "far": far}
+        given: Any = {
+            "out": out,
+            "seeds": seeds,
+            "methods": None if methods is None else _names(methods),
+            "changes": change or [],
+            "recipe": recipe,
+            "one_seed": _names(one_seed or ""),
+            "far": far,
+        }
         if dry_run:
             for run, state in plan_of(table, **given):
                 print(f"{state:10s}  {run}")
             return
         run_table(table, **given)
+
+
+def _names(text: str) -> list[str]:
+    """Names separated by commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]

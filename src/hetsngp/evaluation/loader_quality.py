@@ -12,7 +12,6 @@ from hetsngp import metrics
 from hetsngp.models.classifier import to_device
 
 
-@torch.no_grad()
 def measure_quality(
     model: Any,
     loader: Iterable[Any],
@@ -24,6 +23,32 @@ def measure_quality(
     num_bins: int = 15,
 ) -> dict[str, float]:
     """Accuracy (precision@1 for multi-label data), mean NLL, ECE, and the number of examples.
+
+    The arguments are those of :func:`measure_examples`.
+    """
+    terms, multi_label = measure_examples(
+        model, loader, device, class_index=class_index, gather=gather, dtype=dtype
+    )
+    return summarize(terms, multi_label=multi_label, num_bins=num_bins)
+
+
+def summarize(terms: metrics.ExampleTerms, *, multi_label: bool, num_bins: int = 15) -> dict[str, float]:
+    """Accuracy (precision@1 for multi-label data), mean NLL, ECE, and the number of examples."""
+    numbers = metrics.quality(*terms, num_bins)
+    return {"precision_at_1": numbers.pop("accuracy"), **numbers} if multi_label else numbers
+
+
+@torch.no_grad()
+def measure_examples(
+    model: Any,
+    loader: Iterable[Any],
+    device: torch.device,
+    *,
+    class_index: Tensor | None = None,
+    gather: Callable[[Tensor], Tensor] | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[metrics.ExampleTerms, bool]:
+    """Confidence, correctness and NLL of each example, on the CPU; and whether the data are multi-label.
 
     The model has ``predict_probs``, the loader yields (x, y). No probabilities are kept, but three values
     of ``dtype`` for each example.
@@ -44,6 +69,4 @@ def measure_quality(
     values = values.cpu().double()
     if not bool(values.isfinite().all()):
         raise FloatingPointError("probabilities are not numbers")
-    confidence, correct, nll = values
-    numbers = metrics.quality(confidence, correct, nll, num_bins)
-    return {"precision_at_1": numbers.pop("accuracy"), **numbers} if multi_label else numbers
+    return metrics.ExampleTerms(*values), multi_label

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,9 @@ class PaperRow:
     """Changes of the recipe, as "key=value"."""
     members: int = 1
     """Members of an ensemble, each trained with another seed."""
+    drops_equal_changes: bool = False
+    """Whether changes to values that the recipe has already are left out, so that a row of default values is
+    a run of another table."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,11 @@ class PaperPart:
     axis: str | None = None
     """Quantity that the rows are values of, where they are numbers."""
 
+    @property
+    def baseline(self) -> PaperRow | None:
+        """Row that the others are compared with: the deterministic network, where it is among them."""
+        return next((row for row in self.rows if row.name == "deterministic"), None)
+
 
 @dataclass(frozen=True)
 class PaperTable:
@@ -94,9 +102,14 @@ class PaperTable:
     name: str
     title: str
     seeds: int
-    """Number of runs in the paper."""
+    """Number of runs in the paper, or by default where the paper has no such table."""
     parts: tuple[PaperPart, ...]
     notes: tuple[str, ...] = ()
+
+    @property
+    def in_paper(self) -> bool:
+        """Whether the paper has numbers of this table."""
+        return any(part.name in PAPER for part in self.parts)
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -132,6 +145,7 @@ TITLES = {
     "sngp": "SNGP",
     "hetsngp": "HetSNGP",
     "mimo": "MIMO",
+    "hetsngp_mimo": "HetSNGP MIMO",
 }
 _QUALITY = {"acc": ("Acc", "accuracy"), "nll": ("NLL", "nll"), "ece": ("ECE", "ece")}
 _ALL_CLASSES = (
@@ -154,8 +168,8 @@ def _ood(data: str, name: str, title: str) -> list[PaperColumn]:
     ]
 
 
-def _methods(part: str, folder: str, suffix: str = "", members: int = 1) -> tuple[PaperRow, ...]:
-    """Rows of the methods in the paper's table, in its order."""
+def _methods(names: Iterable[str], folder: str, suffix: str = "", members: int = 1) -> tuple[PaperRow, ...]:
+    """Rows of methods, each of the recipe ``folder/name``."""
     return tuple(
         PaperRow(
             name,
@@ -164,7 +178,7 @@ def _methods(part: str, folder: str, suffix: str = "", members: int = 1) -> tupl
             (),
             members,
         )
-        for name in PAPER[part]
+        for name in names
     )
 
 
@@ -177,6 +191,24 @@ _BASE: Mapping[str, Any] = {
     "options.sample_beta": "false",
 }
 """Settings that the ablations vary one by one. Every row sets all of them, so that equal rows are one run."""
+_CIFAR100_BASE: Mapping[str, Any] = {
+    "options.rank": 6,
+    "options.temperature": 1,
+    "options.sample_beta": "false",
+}
+"""Settings that the ablations on CIFAR-100 vary one by one; those of the recipe cifar100."""
+_TRAINING = {"map": ("MAP", "false"), "mc_sampling": ("MC sampling", "true")}
+_CIFAR100 = (
+    *_quality("cifar100", "id", "ID"),
+    *_quality("cifar100-c", "corr", "Corr"),
+    *_ood("cifar10", "near", "Near"),
+    *_ood(FAR, "far", "Far"),
+)
+_DETECTION = (
+    "ROC is the area under the curve of ood_score, with OOD images as positive; FPR95 is, as the paper "
+    "defines it, the share of OOD images taken for in-distribution when 95 % of the in-distribution ones are."
+)
+_NOT_IN_PAPER = "The paper has no such table."
 
 
 def _ablation(
@@ -189,6 +221,24 @@ def _ablation(
     ]
     columns = [replace(c, name=c.metric[:3], title=c.title[3:]) for c in _quality("imagenet", "id", "ID")]
     return PaperPart(f"ablations-{name}", title, tuple(columns), tuple(rows), axis)
+
+
+def _cifar100_ablation(
+    name: str, title: str, axis: str | None, key: str, values: Mapping[str, tuple[str, Any]]
+) -> PaperPart:
+    """Make an ablation on CIFAR-100, of calibrated networks; ``values`` as in :func:`_ablation`."""
+    rows = [
+        PaperRow(
+            row,
+            text,
+            "cifar100/hetsngp",
+            tuple(f"{k}={v}" for k, v in {**_CIFAR100_BASE, key: value}.items()),
+            drops_equal_changes=True,
+        )
+        for row, (text, value) in values.items()
+    ]
+    columns = [c for c in _CIFAR100 if c.name.startswith("id_") or c.metric == "auroc"]
+    return PaperPart(f"cifar100-ablations-{name}", title, tuple(columns), tuple(rows), axis)
 
 
 def _numbers(part: str, letter: str) -> dict[str, tuple[str, Any]]:
@@ -213,7 +263,7 @@ TABLES: dict[str, PaperTable] = {
                 PaperColumn("moons_auroc", "Moons ROC", "auroc", "two_moons"),
                 PaperColumn("mixture_auroc", "Mixture ROC", "auroc", "gaussian_mixture"),
             ],
-            [PaperRow(name, TITLES[name], name) for name in TITLES if name != "mimo"],
+            [PaperRow(name, TITLES[name], name) for name in TITLES if "mimo" not in name],
             "The paper's accuracies are on circles of its own, whose radii and noise it does not give: "
             "compare the order of the methods. Of moons and mixture it shows pictures, and no numbers.",
         ),
@@ -221,17 +271,45 @@ TABLES: dict[str, PaperTable] = {
             "cifar100",
             "CIFAR-100",
             10,
-            [
-                *_quality("cifar100", "id", "ID", ("acc", "nll")),
-                *_quality("cifar100-c", "corr", "Corr", ("acc", "nll")),
-                *_ood("cifar10", "near", "Near"),
-                *_ood(FAR, "far", "Far"),
-            ],
-            _methods("cifar100", "cifar100"),
-            "ROC is the area under the curve of ood_score, with OOD images as positive; FPR95 is, as the "
-            "paper defines it, the share of OOD images taken for in-distribution when 95 % of the "
-            "in-distribution ones are. The paper's ROC is at chance level (0.5) for all methods, and what "
-            "its code calls FPR95 is 1 − FPR: these columns of the paper's are no target.",
+            _CIFAR100,
+            _methods([*PAPER["cifar100"], "mimo", "hetsngp_mimo"], "cifar100"),
+            f"{_DETECTION} The paper's ROC is at chance level (0.5) for all methods, and what its code calls "
+            "FPR95 is 1 − FPR: these columns of the paper's are no target.",
+            "The paper's table has neither ECE nor the rows MIMO and HetSNGP MIMO.",
+        ),
+        _table(
+            "cifar100-ensembles",
+            "Ensembles of 3 on CIFAR-100",
+            1,
+            _CIFAR100,
+            _methods(PAPER["ensembles"], "cifar100", " Ensemble", members=3),
+            "The members are the runs of the table cifar100 with seeds 0 to 2.",
+            _DETECTION,
+            _NOT_IN_PAPER,
+        ),
+        PaperTable(
+            "cifar100-ablations",
+            "Ablations of HetSNGP on CIFAR-100",
+            1,
+            (
+                _cifar100_ablation(
+                    *("rank", "Rank of the covariance", "R", "options.rank"),
+                    {value: (f"R = {value}", value) for value in ("2", "6", "15")},
+                ),
+                _cifar100_ablation(
+                    *("temperature", "Softmax temperature in training", "τ", "options.temperature"),
+                    {value: (f"τ = {value}", value) for value in ("0.5", "1", "2")},
+                ),
+                _cifar100_ablation(
+                    *("training", "MAP or MC sampling in training", None, "options.sample_beta"), _TRAINING
+                ),
+            ),
+            (
+                "R = 6, τ = 1 in training and MAP where nothing else is said; that run is in all three. The "
+                "temperature of predictions is set on held-out images, as the recipe says.",
+                _DETECTION,
+                _NOT_IN_PAPER,
+            ),
         ),
         _table(
             "imagenet",
@@ -242,7 +320,7 @@ TABLES: dict[str, PaperTable] = {
                 *_quality("imagenet-c", "imc", "ImC"),
                 *_quality("imagenet-a", "ima", "ImA"),
             ],
-            _methods("imagenet", "imagenet"),
+            _methods(PAPER["imagenet"], "imagenet"),
             _ALL_CLASSES,
         ),
         _table(
@@ -250,7 +328,7 @@ TABLES: dict[str, PaperTable] = {
             "ImageNet-R and ImageNet-V2",
             10,
             [*_quality("imagenet-r", "imr", "ImR"), *_quality("imagenet-v2", "imv2", "ImV2")],
-            _methods("imagenet-r-v2", "imagenet"),
+            _methods(PAPER["imagenet-r-v2"], "imagenet"),
             _ALL_CLASSES,
         ),
         _table(
@@ -265,7 +343,7 @@ TABLES: dict[str, PaperTable] = {
                 *_quality("imagenet-r", "imr", "ImR", ("acc",)),
                 *_quality("imagenet-v2", "imv2", "ImV2", ("acc",)),
             ],
-            _methods("imagenet21k", "imagenet21k"),
+            _methods(PAPER["imagenet21k"], "imagenet21k"),
             "On the sets of ImageNet the networks choose among its 1,000 classes; n04399382 is not among the "
             "21,843, and has probability zero, as in the paper.",
         ),
@@ -274,7 +352,7 @@ TABLES: dict[str, PaperTable] = {
             "Ensembles of 4 on ImageNet",
             1,
             [*_quality("imagenet", "id", "ID"), *_quality("imagenet-c", "imc", "ImC")],
-            _methods("ensembles", "imagenet", " Ensemble", members=4),
+            _methods(PAPER["ensembles"], "imagenet", " Ensemble", members=4),
             "The members are the runs of the table imagenet with seeds 0 to 3; a second ensemble has 4 to 7.",
         ),
         PaperTable("runtime", "Runtimes", 1, ()),
@@ -292,8 +370,7 @@ TABLES: dict[str, PaperTable] = {
                     _numbers("temperature", "τ"),
                 ),
                 _ablation(
-                    *("training", "MAP or MC sampling in training", None, "options.sample_beta"),
-                    {"map": ("MAP", "false"), "mc_sampling": ("MC sampling", "true")},
+                    *("training", "MAP or MC sampling in training", None, "options.sample_beta"), _TRAINING
                 ),
             ),
             (

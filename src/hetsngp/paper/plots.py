@@ -28,7 +28,9 @@ def draw(result: Result, path: Path) -> None:
     heights = [_height(part) for part in result.table.parts] if several else [_height(panels[0][0])] * down
     figure = new_figure((3.8 if several else 3.1) * across + 1.0, sum(heights) + 1.1)
     axes = figure.subplots(down, across, squeeze=False, height_ratios=heights)
-    for ax, (part, column) in zip(axes.flat, panels, strict=True):
+    for ax in axes.flat[len(panels) :]:
+        ax.set_visible(False)  # 10 panels are three rows of four, and two places are empty
+    for ax, (part, column) in zip(axes.flat, panels, strict=False):
         first = several and column is part.columns[0]
         ax.tick_params(labelsize=9)
         (_dots if part.axis is None else _line)(ax, result, part, column)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
 import platform
+import shlex
 import statistics
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from hetsngp import metrics
 from hetsngp.evaluation.cache import WAIT, clean_writer
 from hetsngp.files import write_atomically, write_json
 from hetsngp.paper.definitions import (
+    FAR,
     NO_MATTER,
     SOURCE,
     TABLES,
@@ -26,8 +30,12 @@ from hetsngp.paper.definitions import (
     PaperTable,
     printed,
 )
+from hetsngp.paper.intervals import LEVEL, RESAMPLES, Interval
+from hetsngp.paper.runs import TableRun, runs_of
 from hetsngp.paper.sets import DETECTION, AvailableSets, EvaluationSet
 
+PLACES = "places365"
+"""Far-OOD set of the paper's CIFAR-100 table."""
 # Tolerance of a difference between numbers of three digits, so that equal ones are equal.
 ROUNDING = 1e-9
 
@@ -67,6 +75,44 @@ class TableRequest:
     seeds: tuple[int, ...]
     changes: tuple[str, ...] = ()
     """Changes of every recipe."""
+    recipe: str | None = None
+    """Recipe that trains every row's method; None: the rows' own recipes."""
+    one_seed: tuple[str, ...] = ()
+    """Rows that are trained with the first seed only, by name."""
+    far: str = PLACES
+    """Far-OOD set of the tables of CIFAR-100."""
+
+    def seeds_of(self, row: PaperRow) -> tuple[int, ...]:
+        """Seeds of a row: all, or the first."""
+        return self.seeds[:1] if row.name in self.one_seed else self.seeds
+
+    def rows_by_seed(self) -> Iterator[tuple[int, PaperPart, PaperRow]]:
+        """Each row with each of its seeds, the first seed of every row first."""
+        for seed in self.seeds:
+            for part in self.table.parts:
+                for row in part.rows:
+                    if seed in self.seeds_of(row):
+                        yield seed, part, row
+
+    def runs_of(self, row: PaperRow, seed: int) -> tuple[TableRun, ...]:
+        """Training runs of a row: one, or one for each member of its ensemble."""
+        return runs_of(row, self.changes, seed, self.recipe)
+
+    @property
+    def command(self) -> str:
+        """Command that reproduces this table, without the folder of its files.
+
+        >>> TableRequest(TABLES["cifar100"], (0, 1), ("schedule.epochs=3",), far="scenes").command
+        'hetsngp reproduce cifar100 --seeds 2 --far scenes --set schedule.epochs=3'
+        """
+        words = ["hetsngp", "reproduce", self.table.name]
+        words += ["--recipe", self.recipe] if self.recipe is not None else []
+        words += ["--seeds", str(len(self.seeds))] if len(self.seeds) != self.table.seeds else []
+        words += ["--one-seed", ",".join(self.one_seed)] if self.one_seed else []
+        words += ["--methods", ",".join(self.chosen)] if self.chosen else []
+        has_far = any(column.data == FAR for part in self.table.parts for column in part.columns)
+        words += ["--far", self.far] if has_far and self.far != PLACES else []
+        return shlex.join([*words, *(word for change in self.changes for word in ("--set", change))])
 
     @property
     def chosen(self) -> tuple[str, ...]:
@@ -92,12 +138,15 @@ class TableRequest:
         ensembles = any(row.members > 1 for part in self.table.parts for row in part.rows)
         of = "ensemble" if ensembles else "seed"
         count = f"{len(self.seeds)} {of}{'s' if len(self.seeds) != 1 else ''}"
-        if len(self.seeds) != self.table.seeds:
+        if len(self.seeds) != self.table.seeds and self.table.in_paper:
             count += f" (the paper: {self.table.seeds})"
+        if self.one_seed:
+            count += f", 1 {of} of {', '.join(self.one_seed)}"
         changes = [text for text in self.changes if not text.startswith(NO_MATTER)]
         changed = f"; changed: {', '.join(changes)}" if changes else ""
         some = f" ({', '.join(self.chosen)} alone)" if self.chosen else ""
-        return f"{self.table.title}{some}, {count}{changed}"
+        recipe = "" if self.recipe is None else f"; recipe {self.recipe}"
+        return f"{self.table.title}{some}, {count}{recipe}{changed}"
 
 
 @dataclass(frozen=True)
@@ -110,6 +159,8 @@ class Result:
     notes: tuple[str, ...] = ()
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Settings and seconds of every training run."""
+    intervals: dict[tuple[str, str, str], Interval] = field(default_factory=dict)
+    """(part, row, column) → difference from the part's baseline."""
 
     @property
     def table(self) -> PaperTable:
@@ -136,9 +187,9 @@ class Result:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every cell has a number of every seed."""
+        """Whether every cell has a number of every seed of its row."""
         return all(
-            len(self.cell(part, row, column).values) == len(self.request.seeds)
+            len(self.cell(part, row, column).values) == len(self.request.seeds_of(row))
             for part in self.table.parts
             for row in part.rows
             for column in part.columns
@@ -153,8 +204,12 @@ class Result:
             "finished": self.is_finished,
             "methods": list(self.request.chosen) or None,
             "seeds": list(self.request.seeds),
-            "seeds_of_the_paper": self.table.seeds,
+            "seeds_of_the_paper": self.table.seeds if self.table.in_paper else None,
+            "one_seed": list(self.request.one_seed),
+            "recipe": self.request.recipe,
             "changes": list(self.request.changes),
+            "far": self.request.far,
+            "command": self.request.command,
             "notes": list(self.notes),
             "paper": SOURCE,
             "parts": {part.name: self._part(part) for part in self.table.parts},
@@ -167,10 +222,23 @@ class Result:
         columns = {c.name: {"title": c.title, "metric": c.metric, "data": c.data} for c in part.columns}
         rows = {}
         for row in part.rows:
-            cells = {column.name: _cell(self.cell(part, row, column)) for column in part.columns}
+            cells = {
+                column.name: _cell(
+                    self.cell(part, row, column), self.intervals.get((part.name, row.name, column.name))
+                )
+                for column in part.columns
+            }
             about = {"title": row.title, "recipe": row.recipe, "changes": list(row.changes)}
             rows[row.name] = {**about, "members": row.members, "cells": cells}
-        return {"title": part.title, "columns": columns, "rows": rows}
+        content: dict[str, Any] = {"title": part.title, "columns": columns, "rows": rows}
+        if part.baseline is not None:
+            content["differences"] = {
+                "from": part.baseline.name,
+                "level": LEVEL,
+                "resamples": RESAMPLES,
+                "over": "examples and seeds, paired",
+            }
+        return content
 
     def save(self, out: Path) -> list[Path]:
         """Write ``NAME.json`` and ``NAME.md``; NAME is the table's, with the rows where they are not all."""
@@ -201,23 +269,38 @@ def within_one_error(means: Mapping[str, tuple[float, float | None]], sign: int)
     return {name for name, (mean, _) in means.items() if sign * (best - mean) <= (error or 0.0) + ROUNDING}
 
 
-def _cell(cell: Cell) -> dict[str, Any]:
+def _cell(cell: Cell, interval: Interval | None = None) -> dict[str, Any]:
     return {
         "values": {str(seed): value for seed, value in cell.values.items()},
         "mean": cell.mean,
         "standard_error": cell.standard_error,
         "n": len(cell.values),
         "paper": None if cell.paper is None else list(cell.paper),
+        **({} if interval is None else {"difference": interval._asdict()}),
     }
 
 
-def versions() -> dict[str, str]:
+def versions() -> dict[str, str | None]:
     """Versions of the software."""
     return {
+        "commit": commit(),
         "hetsngp": importlib.import_module("hetsngp").__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+
+
+def commit() -> str | None:
+    """Commit of this package where it runs from a checkout; else what HETSNGP_COMMIT says, or None."""
+    told = os.environ.get("HETSNGP_COMMIT")
+    if told:
+        return told
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=10"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None
 
 
 def value_of(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 
 from hetsngp.paper.definitions import PaperColumn, PaperPart, PaperRow
+from hetsngp.paper.intervals import LEVEL, RESAMPLES, Interval
 from hetsngp.paper.results import Cell, Result
 from hetsngp.serving.text_tables import markdown_table, plain_table
 
@@ -13,6 +15,7 @@ NONE = "–"
 ARROWS = {1: "↑", -1: "↓"}
 MARKED = "± is one standard error over seeds; {mark}: within one standard error of the best. "
 PAPER = "paper: Fortuin, Collier et al. 2022."
+CLEAR = f"*: zero is outside the {LEVEL:.0%} interval of a paired bootstrap over examples and seeds."
 
 
 def plain_text(result: Result) -> str:
@@ -21,6 +24,9 @@ def plain_text(result: Result) -> str:
     for part in result.table.parts:
         heading = f"{part.title}\n" if len(result.table.parts) > 1 else ""
         blocks.append(heading + _part(result, part))
+        if _has_intervals(result, part):
+            assert part.baseline is not None
+            blocks.append(f"Differences from {part.baseline.title}\n{_differences(result, part)}\n{CLEAR}")
     notes = [MARKED.format(mark="*") + PAPER, *result.notes]
     return "\n\n".join([*blocks, "\n".join(textwrap.fill(note, WIDTH) for note in notes)])
 
@@ -47,14 +53,62 @@ def markdown(result: Result) -> str:
             if _has_paper(result, part, row):
                 lines.append(["", "paper", *paper])
         blocks.append(markdown_table(headings, lines, num_names=2))
+        if _has_intervals(result, part):
+            blocks += _markdown_differences(result, part)
     blocks.append(f"![{table.title}]({result.request.name}.png)")
     blocks += [f"*{note}*" for note in (MARKED.format(mark="bold") + PAPER, *result.notes)]
     return "\n\n".join(blocks) + "\n"
 
 
 def _command(result: Result) -> str:
-    chosen = result.request.chosen
-    return f"hetsngp reproduce {result.table.name}" + (f" --methods {','.join(chosen)}" if chosen else "")
+    return result.request.command
+
+
+def _has_intervals(result: Result, part: PaperPart) -> bool:
+    return any(name == part.name for name, _, _ in result.intervals)
+
+
+def _compared(result: Result, part: PaperPart) -> Iterator[tuple[PaperRow, list[Interval | None]]]:
+    """Each row but the baseline, with its difference in every column."""
+    for row in part.rows:
+        if row is not part.baseline:
+            yield row, [result.intervals.get((part.name, row.name, c.name)) for c in part.columns]
+
+
+def _differences(result: Result, part: PaperPart) -> str:
+    """Differences from the baseline, for a terminal, which has no room for intervals."""
+    headings = ["", *(_heading(column, below=True) for column in part.columns)]
+    rows = [
+        [
+            row.title,
+            *(NONE if i is None else f"{i.difference:+.3f}{'*' if i.is_clear else ' '}" for i in each),
+        ]
+        for row, each in _compared(result, part)
+    ]
+    return plain_table(headings, rows, gap=1)
+
+
+def _markdown_differences(result: Result, part: PaperPart) -> list[str]:
+    """Differences from the baseline with their intervals: a title and a table."""
+    assert part.baseline is not None
+    headings = ["", *(f"{column.title} {ARROWS[column.sign]}" for column in part.columns)]
+    rows = []
+    for row, each in _compared(result, part):
+        cells = []
+        for column, interval in zip(part.columns, each, strict=True):
+            if interval is None:
+                cells.append(NONE)
+                continue
+            text = f"{interval.difference:+.3f}"
+            better = interval.is_clear and interval.difference * column.sign > 0
+            text = f"**{text}**" if better else text
+            cells.append(f"{text} ({interval.low:+.3f} to {interval.high:+.3f})")
+        rows.append([f"{row.title}, {max((i.seeds for i in each if i), default=0)} seeds", *cells])
+    title = (
+        f"Differences from {part.baseline.title}, with the {LEVEL:.0%} interval of a paired bootstrap over "
+        f"examples and seeds ({RESAMPLES:,} resamples); bold: better, and zero is outside the interval."
+    )
+    return [title, markdown_table(headings, rows)]
 
 
 def _unfinished(result: Result) -> str:
@@ -116,7 +170,7 @@ def _cells(result: Result, part: PaperPart, *, below: bool) -> tuple[list[str], 
             [
                 title,
                 whose,
-                *(f"{mean}\n{error.replace('± ', '±')} " if error else mean for mean, error in pairs),
+                *(f"{mean}\n{_short(error)} " if error else mean for mean, error in pairs),
             ]
             for title, whose, pairs in rows
         ]

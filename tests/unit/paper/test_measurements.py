@@ -102,6 +102,46 @@ def test_an_ensemble_is_measured_as_one(tmp_path: Path) -> None:
     assert work.read(one)["nll"] == pytest.approx(float(nll), rel=1e-5)  # type: ignore[index]
 
 
+def test_members_with_different_normalisations_predict_on_their_own(tmp_path: Path) -> None:
+    """Probabilities and OOD scores are means over members that each get pixels as in their own training."""
+    scales = [((0.5,) * 3, (0.25,) * 3), ((0.4, 0.5, 0.6), (0.2, 0.3, 0.25)), ((0.1,) * 3, (0.9,) * 3)]
+    models, folders = [], [tmp_path / str(seed) for seed in range(3)]
+    for seed, (folder, (mean, std)) in enumerate(zip(folders, scales, strict=True)):
+        models.append(make_run(folder, seed))
+        inputs = Preprocessing((8, 8), mean, std, NAMES)
+        write_serving(folder / "model", inputs, Thresholds(None, None, 0.95, 0.05, 1, None, 0.0))
+    x, _ = make_set(tmp_path / "a.npz")
+    pixels = (x * 0.25 + 0.5).numpy()
+    own = [
+        model.predict(
+            torch.from_numpy((pixels - np.reshape(mean, (3, 1, 1))) / np.reshape(std, (3, 1, 1))).float()
+        )
+        for model, (mean, std) in zip(models, scales, strict=True)
+    ]
+    ensemble, inputs = trained(*folders).open(CPU)
+    assert (inputs.mean, inputs.std) == scales[0]
+    found = ensemble.predict(x)
+    each = np.stack([prediction.probs.double().numpy() for prediction in own])
+    probs = each.mean(0)
+    assert np.allclose(found.probs, probs, atol=1e-6)
+    assert np.allclose(ensemble.predict_probs(x), probs, atol=1e-6)
+    # The score: the members' mean, and the mutual information between label and member.
+    score = np.stack([prediction.ood_score.double().numpy() for prediction in own]).mean(0)
+    between = entropy(probs) - np.mean(
+        [prediction.total_uncertainty.double().numpy() for prediction in own], 0
+    )
+    assert np.allclose(found.ood_score, score + between, rtol=1e-4, atol=1e-6)
+    assert not np.allclose(found.ood_score, hetsngp.Ensemble(models).predict(x).ood_score, rtol=1e-2)
+    scored = EvaluationSet(str(tmp_path / "a.npz"), scores=True)
+    work = ModelMeasurements(trained(*folders), [scored])
+    list(work.measure([scored], CPU))
+    assert work.read(scored)["ood_score"] == pytest.approx(list(score + between), rel=1e-4, abs=1e-6)  # type: ignore[index]
+
+
+def entropy(probs: np.ndarray) -> np.ndarray:
+    return -(probs * np.log(probs)).sum(1)
+
+
 def test_scores_are_of_every_row_and_give_auroc_and_fpr95(tmp_path: Path) -> None:
     model = make_run(tmp_path / "run")
     sets = AvailableSets("far.npz", {}, {})

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shlex
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 
@@ -57,8 +58,15 @@ def test_there_is_a_recipe_for_every_row_of_the_papers_tables() -> None:
     rows = {
         f"{folder}/{row}" for folder, tables in TABLES.items() for table in tables for row in PAPER[table]
     }
-    others = {"cifar10", "cifar10-cpu", "cifar10n", "cifar100", "cifar100/mimo", "finetune", "images"}
-    assert set(NAMES) == rows | others
+    others = {"cifar10", "cifar10-cpu", "cifar10n", "cifar100", "finetune", "images"}
+    assert set(NAMES) == rows | others | {"cifar100/mimo", "cifar100/hetsngp_mimo"}
+
+
+def test_hetsngp_mimo_has_the_settings_of_mimo_and_the_heads_of_hetsngp() -> None:
+    both, inputs, heads = (read_recipe(f"cifar100/{name}") for name in ("hetsngp_mimo", "mimo", "hetsngp"))
+    assert both.task.options == {**inputs.task.options, **heads.task.options}
+    assert (both.config, both.hardware) == (inputs.config, inputs.hardware)
+    assert replace(both.task, method="mimo", options={}) == replace(inputs.task, options={})
 
 
 @pytest.mark.parametrize("name", NAMES)
