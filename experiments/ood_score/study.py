@@ -66,7 +66,9 @@ FIRST: dict[str, tuple[str, ...]] = {
     "average": ("training.ema_decay=0.998",),
     "lr 0.4": ("schedule.lr=0.4",),
 }
-"""Name → changes to study.toml, the recipe "cifar100" of 0.1; lengths in units of √(2D), about the median distance."""
+"""Name → changes to study.toml, the recipe "cifar100" of 0.1; lengths in units of √(2D), about the median
+distance.
+"""
 _LR, _DET, _FIVE = "schedule.lr=0.4", "method=deterministic", "options.amplitude=5"
 SECOND: dict[str, tuple[str, ...]] = {
     "lr 0.4, amplitude 5": (_LR, _FIVE),
