@@ -75,7 +75,7 @@ METHODS = ("deterministic", "heteroscedastic", "sngp", "hetsngp")
 """Methods with one Gaussian over logits for an image; MIMO and the Posterior Network have none."""
 SETS = ("held_out", "test", "near", "far")
 BATCH = 1000
-DETERMINISTIC_CHOSEN = "entropy + relative Mahalanobis"
+DETERMINISTIC_CHOSEN = study_gather.DETERMINISTIC_CHOSEN
 """Score of a network without a posterior, chosen by the study on held-out classes (../ood_score/study.md)."""
 KEPT = ("ood_score", "model uncertainty", "entropy", "energy", study_gather.CHOSEN, DETERMINISTIC_CHOSEN)
 """Scores of every image that are stored."""

@@ -3,7 +3,9 @@
     python experiments/ood_score/gather.py out/study out/frozen --out experiments/ood_score
 
 Reads the JSON and .npz files that study.py and frozen.py wrote, adds combinations of scores by held-out tail
-probabilities, and writes ``study.json``, with every network, and ``study.md``. An interval is of a paired
+probabilities, and writes ``study.json``, with every network, and ``study.md``. Networks of a study.json that
+is there already are kept, so that the stages can be gathered one after another; the intervals of a group are
+those of the call that had its networks. An interval is of a paired
 bootstrap: 500 times, examples of each set are drawn again, the same ones for both scores and for every
 network that was measured on this set.
 """
@@ -40,6 +42,8 @@ COMBINATIONS = {
     "max logit + relative Mahalanobis": ("max logit", DENSITY),
 }
 CHOSEN = next(iter(COMBINATIONS))
+DETERMINISTIC_CHOSEN = "entropy + relative Mahalanobis"
+"""Score of networks without a posterior that has the best mean over the columns of study.md."""
 RESAMPLES = 500
 Scores = dict[str, dict[str, Tensor]]
 """Score → part → values."""
@@ -168,7 +172,7 @@ def settings_table(networks: list[dict[str, Any]]) -> list[str]:
             }
         ][0]
         first = MODEL if MODEL in means["near"] else "entropy"
-        last = CHOSEN if CHOSEN in means["near"] else "energy + entropy + relative Mahalanobis"
+        last = CHOSEN if CHOSEN in means["near"] else DETERMINISTIC_CHOSEN
         splits = " and ".join(str(run["split"]) for run in runs)
         cells = [name, splits, *cells, scales, pair(means, first), pair(means, last)]
         lines.append("| " + " | ".join(cells) + " |")
@@ -200,7 +204,8 @@ def main() -> None:
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     options = parser.parse_args()
-    networks, scores = [], []
+    networks: list[dict[str, Any]] = []
+    scores: list[Scores] = []
     for folder in options.folders:
         for file in sorted(folder.glob("*.json")):
             found, values = read(file)
@@ -215,14 +220,20 @@ def main() -> None:
             }
             networks.append(found)
             scores.append(values)
+    earlier: dict[str, Any] = {"networks": [], "differences": {}}
+    if (options.out / "study.json").is_file():
+        earlier = json.loads((options.out / "study.json").read_text(encoding="utf-8"))
+    here = [(each["stage"], each["name"], each["split"]) for each in networks]
+    kept = [n for n in earlier["networks"] if (n["stage"], n["name"], n["split"]) not in here]
+    new_groups = {each["group"] for each in networks}
+    networks = [*kept, *networks]
     gp = sorted({each["group"] for each in networks if (each["group"] or "").endswith("GP")})
     baselines = [name.replace("GP", "deterministic") for name in gp]
+    with_scores = list(zip(networks[len(kept) :], scores, strict=True))
     differences = {
-        name: difference(
-            [(n["split"], s) for n, s in zip(networks, scores, strict=True) if n["group"] == name],
-            CHOSEN,
-            MODEL,
-        )
+        name: difference([(n["split"], s) for n, s in with_scores if n["group"] == name], CHOSEN, MODEL)
+        if name in new_groups
+        else earlier["differences"][name]
         for name in gp
     }
     trained = [each for each in networks if "recipe" in each]

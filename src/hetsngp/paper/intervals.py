@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,12 +45,15 @@ class Resamples:
     """How often each example of a set is drawn in each resample."""
 
     count: int = RESAMPLES
+    drawn: dict[tuple[str, int], np.ndarray] = field(default_factory=dict, compare=False)
 
-    @functools.lru_cache(maxsize=4)  # noqa: B019  the object lives as long as a table is put together
     def of(self, population: str, size: int) -> np.ndarray:
-        """(count, size) float32; the same at every call with the same arguments."""
-        random = np.random.default_rng([zlib.crc32(population.encode()), size])
-        return random.multinomial(size, np.full(size, 1 / size), self.count).astype(np.float32)
+        """(count, size) float32; the same for the same arguments."""
+        if (population, size) not in self.drawn:
+            random = np.random.default_rng([zlib.crc32(population.encode()), size])
+            counts = random.multinomial(size, np.full(size, 1 / size), self.count)
+            self.drawn[population, size] = counts.astype(np.float32)
+        return self.drawn[population, size]
 
     def seed_shares(self, seeds: int) -> np.ndarray:
         """Share of each seed in each resample: (count, seeds)."""

@@ -103,10 +103,12 @@ def _markdown_differences(result: Result, part: PaperPart) -> list[str]:
             better = interval.is_clear and interval.difference * column.sign > 0
             text = f"**{text}**" if better else text
             cells.append(f"{text} ({interval.low:+.3f} to {interval.high:+.3f})")
-        rows.append([f"{row.title}, {max((i.seeds for i in each if i), default=0)} seeds", *cells])
+        seeds = max((interval.seeds for interval in each if interval is not None), default=0)
+        rows.append([f"{row.title}, {seeds} seed{'' if seeds == 1 else 's'}", *cells])
     title = (
         f"Differences from {part.baseline.title}, with the {LEVEL:.0%} interval of a paired bootstrap over "
-        f"examples and seeds ({RESAMPLES:,} resamples); bold: better, and zero is outside the interval."
+        f"examples and seeds ({RESAMPLES:,} resamples); bold: better, and zero is outside the interval. "
+        "Of one seed it is over examples alone."
     )
     return [title, markdown_table(headings, rows)]
 

@@ -173,7 +173,7 @@ def _minimum(value: Objective, centre: float, reach: float, count: int) -> float
     """Minimise ``value``: on a grid of ``count`` within ``reach``, then around the best of it."""
     value, step = functools.cache(value), 2 * reach / (count - 1)
     best = min((centre - reach + i * step for i in range(count)), key=value)
-    return _local_minimum(value, best, step, most_steps=1)
+    return min(max(_local_minimum(value, best, step, most_steps=0), centre - reach), centre + reach)
 
 
 def _local_minimum(value: Objective, start: float, step: float, most_steps: int = MOST_STEPS) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import hetsngp
 from hetsngp.files import has_checksum
 from hetsngp.functional.link import TARGET_ERROR
 from hetsngp.models.classifier import Classifier
+from hetsngp.models.components import DEFAULT_AMPLITUDE
 
 SAVED = Path(__file__).parents[2] / "saved_0_1"
 MODELS = ("hetsngp", "ensemble", "converted", "converted_bert")
@@ -143,7 +145,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-def train(folder: str, recipe: str = "recipe.toml") -> dict[str, Any]:
+def train(folder: str, recipe: str = "recipe.toml", changes: Sequence[str] = ()) -> dict[str, Any]:
     """Train as ``make.py`` did, with the names of today."""
     from hetsngp.training import CheckpointConfig, Engine, Hardware
     from hetsngp.training.images import train_images
@@ -153,7 +155,7 @@ def train(folder: str, recipe: str = "recipe.toml") -> dict[str, Any]:
     checkpoints = CheckpointConfig(Path(folder), seconds=0, tensorboard=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of the keys of 0.1 in the recipe
-        return train_images(read_recipe(recipe), engine, checkpoints, show=False)
+        return train_images(read_recipe(recipe, changes), engine, checkpoints, show=False)
 
 
 def test_a_finished_run_is_served(run: Path) -> None:
@@ -215,6 +217,34 @@ def test_an_interrupted_run_resumes_and_ends_with_the_same_bits(run: Path) -> No
     for name in CALIBRATED:  # after training; another search has another last digit
         torch.testing.assert_close(resumed.pop(name), whole.pop(name), rtol=0.005, atol=0)
     assert_same_bits(without_unread(resumed), without_unread(whole))
+
+
+def amplitude_of(run: Path) -> float:
+    return float(json.loads((run / "model" / "config.json").read_text())["model"]["options"]["amplitude"])
+
+
+def test_an_interrupted_run_keeps_the_amplitude_that_was_the_default(run: Path) -> None:
+    """10, which its checkpoint does not name: given, it is the same run, and that of today is another."""
+    with pytest.raises(ValueError, match=r"holds a run on other data \(options\.amplitude"):
+        train("interrupted", changes=["options.amplitude=5"])
+    train("interrupted", changes=["options.amplitude=10"])
+    assert amplitude_of(run / "interrupted") == 10.0
+    train("new")
+    assert amplitude_of(run / "new") == 5.0
+
+
+def test_a_run_keeps_its_amplitude_when_the_default_changes(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is lost, and written again from the checkpoint, with a library whose default is 7."""
+    train("new")
+    whole = tensors_of(run / "new" / "model")
+    shutil.rmtree(run / "new" / "model")
+    (run / "new" / "summary.json").unlink()
+    monkeypatch.setitem(DEFAULT_AMPLITUDE, "convolutional", 7.0)
+    train("new")
+    assert amplitude_of(run / "new") == 5.0
+    assert_same_bits(tensors_of(run / "new" / "model"), whole)
 
 
 def test_the_checkpoint_of_an_interrupted_run_is_what_counts(run: Path) -> None:

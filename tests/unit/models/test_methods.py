@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.contract import toy
+from torch import nn
 
 import hetsngp
 from hetsngp.choices import NOISES
 from hetsngp.models import methods
-from hetsngp.models.components import Components
+from hetsngp.models.components import DEFAULT_AMPLITUDE, Components
+from hetsngp.nn.backbones import ResidualMLP, WideResNet
+from hetsngp.nn.extractor import Features
 from hetsngp.nn.heads import Head
 
 SRC = Path(hetsngp.__file__).parent
@@ -105,6 +108,45 @@ def test_a_new_method_is_in_the_estimator_the_demo_and_the_command_line(
     assert result.exit_code == 0, result.output
     assert ninth in result.output
     assert (tmp_path / "two_moons.png").stat().st_size > 10_000
+
+
+# --- defaults by kind of backbone -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("network", "default"),
+    [
+        (lambda: WideResNet(10, 1), 5.0),
+        (lambda: ResidualMLP(2, width=8, depth=1), 10.0),
+        (lambda: Features(8, "convolutional"), 5.0),
+        (lambda: Features(8, "attention"), 10.0),
+    ],
+    ids=["wide resnet", "mlp", "features of convolutions", "features of attention"],
+)
+@pytest.mark.parametrize("given", [{}, {"amplitude": None}, {"amplitude": 7.0}], ids=["", "None", "7"])
+def test_the_amplitude_is_the_given_one_or_that_for_the_backbone(
+    network: Callable[[], nn.Module], default: float, given: dict[str, Any]
+) -> None:
+    expected = given.get("amplitude") or default
+    for method in methods.METHODS:
+        if method in toy.MIXTURES and isinstance(network(), Features):
+            continue  # no first layer to widen
+        model = hetsngp.build(method, network(), 3, **toy.TINY, **given)
+        assert model.config["options"]["amplitude"] == expected
+        if method in toy.GP:
+            assert model.head.latent.kernel.amplitude == expected
+            phi = model.head.latent.features(torch.randn(4, model.backbone.num_features))
+            torch.testing.assert_close(phi.norm(dim=-1), torch.full((4,), expected))  # ‖φ‖ = a
+
+
+def test_a_saved_model_keeps_its_amplitude_when_the_default_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hetsngp.save(hetsngp.build("hetsngp", WideResNet(10, 1), 3, **toy.TINY), tmp_path)
+    monkeypatch.setitem(DEFAULT_AMPLITUDE, "convolutional", 1.0)
+    fresh = hetsngp.build("hetsngp", WideResNet(10, 1), 3, **toy.TINY)
+    assert fresh.head.latent.kernel.amplitude == 1.0
+    assert hetsngp.load(tmp_path).head.latent.kernel.amplitude == 5.0
 
 
 # --- randomness -----------------------------------------------------------------------------------------

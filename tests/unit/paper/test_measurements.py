@@ -24,6 +24,7 @@ from hetsngp.nn.backbones import ResidualMLP, WideResNet
 from hetsngp.paper import measurements as measuring
 from hetsngp.paper.definitions import TABLES, PaperColumn
 from hetsngp.paper.measurements import (
+    KeptSets,
     ModelMeasurements,
     TrainedModel,
     adapt_to_labels,
@@ -149,7 +150,7 @@ def test_scores_are_of_every_row_and_give_auroc_and_fpr95(tmp_path: Path) -> Non
     for name, seed in (("photos", 1), ("far.npz", 2)):
         x, y = make_set(tmp_path / "a.npz", seed, 40)
         scored[name] = scores(model, [(x[:30], y[:30]), (x[30:], y[30:])], CPU)
-        assert np.allclose(scored[name]["ood_score"], model.predict(x).ood_score, rtol=1e-6)
+        assert np.allclose(scored[name]["ood_score"], model.predict(x).ood_score, rtol=2e-6)
     found = {EvaluationSet(name, scores=True): each for name, each in scored.items()}
     inside, outside = (np.array(scored[name]["ood_score"]) for name in ("photos", "far.npz"))
     auroc = value_of(PaperColumn("far_auroc", "Far-ROC", "auroc", "far"), sets, "photos", found)
@@ -261,7 +262,7 @@ def test_an_interrupted_measurement_goes_on(work: ModelMeasurements, tmp_path: P
     next(going), next(going)
     going.close()
     files = {file: file.stat().st_mtime_ns for file in (tmp_path / "run/measured").iterdir()}
-    assert len(files) == 2
+    assert sorted(file.suffix for file in files) == [".json", ".json", ".npz", ".npz"]
     rest = again(tmp_path)
     assert rest.missing() == rest.sets[2:]
     list(rest.measure(rest.missing(), CPU))
@@ -292,10 +293,74 @@ def test_what_decides_a_number_makes_it_measured_again(
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"numbers": 3}', '{"fingerprint": "x", "numbers": {}}'])
 def test_a_damaged_file_counts_as_none(work: ModelMeasurements, tmp_path: Path, damage: str) -> None:
     list(work.measure(work.missing()[:1], CPU))
-    (file,) = (tmp_path / "run/measured").iterdir()
+    (file,) = (tmp_path / "run/measured").glob("*.json")
     assert len(again(tmp_path).missing()) == 2
     file.write_text(damage)
     assert len(again(tmp_path).missing()) == 3
+
+
+@pytest.mark.parametrize(
+    "damage", ["gone", "empty", "truncated", "one byte", "of another model", "no arrays"]
+)
+def test_a_set_without_the_values_of_its_examples_is_measured_again(
+    work: ModelMeasurements, tmp_path: Path, damage: str
+) -> None:
+    list(work.measure(work.missing()[:1], CPU))
+    (file,) = (tmp_path / "run/measured").glob("*.npz")
+    assert len(again(tmp_path).missing()) == 2
+    content = bytearray(file.read_bytes())
+    if damage == "gone":
+        file.unlink()
+    elif damage == "empty":
+        file.write_bytes(b"")
+    elif damage == "truncated":
+        file.write_bytes(content[: len(content) // 2])
+    elif damage == "one byte":
+        content[content.index(b"nll.npy") + 30] ^= 255  # in the compressed values
+        file.write_bytes(content)
+    elif damage == "of another model":
+        work.cache.write_arrays(work.sets[0].name, "another", {"nll": np.zeros(7)})
+    else:
+        np.savez(file, nothing=np.zeros(1))
+    rest = again(tmp_path)
+    assert rest.read(rest.sets[0]) is not None  # the other file is whole
+    assert rest.examples(rest.sets[0]) is None
+    assert rest.missing() == rest.sets
+    list(rest.measure(rest.missing()[:1], CPU))
+    assert again(tmp_path).missing() == rest.sets[1:]
+
+
+def test_values_of_examples_are_those_that_the_numbers_are_means_of(tmp_path: Path) -> None:
+    model = make_run(tmp_path / "run")
+    x, y = make_set(tmp_path / "a.npz", count=40)
+    one, scored = (EvaluationSet(str(tmp_path / "a.npz"), scores=wanted) for wanted in (False, True))
+    work = ModelMeasurements(trained(tmp_path / "run"), [one, scored])
+    list(work.measure(work.missing(), CPU))
+    found, probs = work.examples(one), model.predict_probs(x).double()
+    assert found is not None
+    assert sorted(found) == ["confidence", "correct", "nll"]
+    np.testing.assert_allclose(found["confidence"], probs.max(1).values, rtol=1e-5)
+    np.testing.assert_array_equal(found["correct"], probs.argmax(1) == y)
+    np.testing.assert_allclose(found["nll"], -probs.gather(1, y[:, None]).squeeze(1).log(), rtol=1e-5)
+    assert work.examples(scored) == work.read(scored)
+    assert [file.name for file in (tmp_path / "run/measured").glob("*scores*.npz")] == []
+
+
+def test_kept_sets_are_made_once_and_when_they_are_asked_for() -> None:
+    made = []
+
+    class Sets(dict[str, int]):
+        def __getitem__(self, key: str) -> int:
+            made.append(key)
+            return super().__getitem__(key)
+
+    sets = KeptSets(Sets(fog=1, snow=2))
+    assert list(sets) == ["fog", "snow"]
+    assert (len(sets), made) == (2, [])
+    assert [sets["snow"], sets["snow"], sets["fog"]] == [2, 2, 1]
+    assert made == ["snow", "fog"]
+    with pytest.raises(KeyError):
+        sets["rain"]
 
 
 def test_a_model_that_diverged_is_named(tmp_path: Path) -> None:

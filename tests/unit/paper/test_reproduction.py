@@ -6,9 +6,13 @@ import os
 import re
 import shlex
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from scipy.stats import sem
@@ -18,10 +22,12 @@ from hetsngp.cli import make_app
 from hetsngp.models.methods import check_options
 from hetsngp.paper import TABLES, plan_of
 from hetsngp.paper.definitions import METRICS, PAPER, PaperPart, printed
+from hetsngp.paper.intervals import Interval
 from hetsngp.paper.plots import draw
-from hetsngp.paper.reproduction import _each_warning_once, check_request
+from hetsngp.paper.reproduction import _each_warning_once, _Work, check_request
 from hetsngp.paper.results import Cell, Result, TableRequest, within_one_error
 from hetsngp.paper.runs import TableRun, all_runs, merge, runs_of
+from hetsngp.paper.sets import AvailableSets, EvaluationSet
 from hetsngp.paper.synthetic.table import config_for
 from hetsngp.paper.text import NONE, WIDTH, markdown, plain_text
 from hetsngp.training.recipes.recipe import read_recipe
@@ -644,6 +650,152 @@ def test_json_holds_every_value(tmp_path: Path) -> None:
     assert cell["values"] == {str(seed): value for seed, value in ours.values.items()}
     assert (cell["mean"], cell["standard_error"], cell["n"]) == (ours.mean, ours.standard_error, 2)
     assert cell["paper"] == [2.339, 0.007]
+
+
+# --- differences from the deterministic network -----------------------------------------------------------
+
+COMPARED = [name for name in TRAINED if any(part.baseline for part in TABLES[name].parts)]
+BY_COLUMN = (
+    Interval(+1.234, +1.2, +1.3, 3),
+    Interval(-1.567, -1.6, -1.5, 3),
+    Interval(+0.012, -0.1, +0.2, 3),
+    None,
+)
+"""Higher, lower, neither for sure, and none; columns have them in turn."""
+
+
+def compared(name: str) -> Result:
+    result = filled(name, 3)
+    for part in result.table.parts:
+        for row in part.rows:
+            for place, column in enumerate(part.columns):
+                interval = BY_COLUMN[place % len(BY_COLUMN)]
+                if row is not part.baseline and interval is not None:
+                    result.intervals[part.name, row.name, column.name] = interval
+    return result
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_differences_fit_a_terminal_and_clear_ones_are_marked(name: str) -> None:
+    result = compared(name)
+    (part,) = result.table.parts
+    text = plain_text(result)
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert part.baseline is not None
+    before, _, block = text.partition(f"\n\nDifferences from {part.baseline.title}\n")
+    block, _, after = block.partition("\n\n")
+    assert before.startswith(result.request.title()[:40])
+    assert "within one standard error of the best" in after
+    *_, clear = block.splitlines()
+    assert clear == "*: zero is outside the 95% interval of a paired bootstrap over examples and seeds."
+    for row in part.rows:
+        lines = [line for line in block.splitlines() if line.startswith(f"{row.title} ")]
+        lines = [line for line in lines if line.removeprefix(row.title).split()[0][0] in "+-"]  # not "… MIMO"
+        if row is part.baseline:
+            assert lines == []
+            continue
+        (line,) = lines
+        shown = [("+1.234*", "-1.567*", "+0.012", NONE)[i % 4] for i in range(len(part.columns))]
+        assert line.removeprefix(row.title).split() == shown
+    assert "Differences" not in plain_text(filled(name, 3))
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_document_has_the_intervals_and_clear_gains_in_bold(name: str) -> None:
+    """What is better depends on the column: a higher accuracy, a lower NLL."""
+    result = compared(name)
+    (part,) = result.table.parts
+    assert part.baseline is not None
+    document = markdown(result)
+    before, _, after = document.partition(f"Differences from {part.baseline.title}, with the 95% interval of")
+    assert "(1,000 resamples)" in after
+    assert markdown(filled(name, 3)).startswith(before)
+    rows = [line.strip("| ").split(" | ") for line in after.splitlines() if line.startswith("| ")]
+    found = {title.strip(): [cell.strip() for cell in cells] for title, *cells in rows if title.strip()}
+    others = [row for row in part.rows if row is not part.baseline]
+    shown = []
+    for place, column in enumerate(part.columns):
+        gain = column.sign > 0
+        higher, lower = ("**+1.234**", "-1.567") if gain else ("+1.234", "**-1.567**")
+        shown.append(
+            [
+                f"{higher} (+1.200 to +1.300)",
+                f"{lower} (-1.600 to -1.500)",
+                "+0.012 (-0.100 to +0.200)",
+                NONE,
+            ][place % 4]
+        )
+    assert {title: cells for title, cells in found.items() if "seeds" in title} == {
+        f"{row.title}, 3 seeds": shown for row in others
+    }
+
+
+def test_json_has_the_differences(tmp_path: Path) -> None:
+    result = compared("cifar100")
+    result.save(tmp_path)
+    part = json.loads((tmp_path / "cifar100.json").read_text(encoding="utf-8"))["parts"]["cifar100"]
+    about = {"from": "deterministic", "level": 0.95, "resamples": 1000, "over": "examples and seeds, paired"}
+    assert part["differences"] == about
+    cells = part["rows"]["sngp"]["cells"]
+    names = list(cells)
+    assert cells[names[1]]["difference"] == {"difference": -1.567, "low": -1.6, "high": -1.5, "seeds": 3}
+    assert "difference" not in cells[names[3]]
+    assert all("difference" not in cell for cell in part["rows"]["deterministic"]["cells"].values())
+    alone = Result(request("cifar100-ablations", 1)).to_dict()["parts"]["cifar100-ablations-rank"]
+    assert "differences" not in alone  # no deterministic network to compare with
+
+
+def measured_examples(seed: int, shift: float) -> Callable[[EvaluationSet], dict[str, np.ndarray]]:
+    """Values of 50 examples of any set, of a seed; ``shift`` is added to every NLL, and to OOD scores."""
+
+    def examples(of: EvaluationSet) -> dict[str, np.ndarray]:
+        random = np.random.default_rng([seed, *of.name.encode()])
+        values = random.random((3, 50))
+        if of.scores:
+            return {"ood_score": values[0] + shift * (of.spec != "cifar100")}
+        return {"confidence": values[0], "correct": values[1] < values[0], "nll": values[2] + shift}
+
+    return examples
+
+
+def test_rows_are_compared_with_the_deterministic_one_by_seed() -> None:
+    """SNGP of three seeds is worse by 0.25 nats for every image, HetSNGP of one by 0.5; both find OOD."""
+    asked = check_request("cifar100", 3, ["deterministic", "sngp", "hetsngp"], one_seed=["hetsngp"])
+    result, (part,) = Result(asked), asked.table.parts
+    sets = AvailableSets("far", {"cifar100-c": ({("fog", 1): None, ("fog", 2): None}, True)}, {})
+    work: Any = _Work(result, Path("nowhere"), None, sets, False, print, 0, ())
+    shifts = {"deterministic": 0.0, "sngp": 0.25, "hetsngp": 0.5}
+    for seed, _, row in asked.rows_by_seed():
+        examples = measured_examples(seed, shifts[row.name])
+        work.measured[part.name, row.name, seed] = SimpleNamespace(
+            model=SimpleNamespace(data="cifar100"), examples=examples
+        )
+        for column in part.columns:
+            needed = sets.evaluation_sets(column, "cifar100")
+            found = {of: {name: v.mean() for name, v in examples(of).items()} for of in needed}
+            value = found[needed[0]]["nll"] if column.metric == "nll" else 0.125 * (row.name == "sngp")
+            result.add(part, row, column, seed, float(value))
+    work._compare(part)
+    names = [column.name for column in part.columns]
+    assert list(result.intervals) == [(part.name, row, name) for row in ("sngp", "hetsngp") for name in names]
+    for row, seeds in (("sngp", 3), ("hetsngp", 1)):
+        for name in ("id_nll", "corr_nll"):
+            interval = result.intervals[part.name, row, name]
+            assert interval == pytest.approx((shifts[row],) * 3 + (seeds,), abs=1e-5)
+            assert interval.is_clear
+        accuracy = result.intervals[part.name, row, "id_acc"]
+        # The value is the table's; the same examples are right for both, in every resample.
+        assert accuracy == pytest.approx((0.125 * (row == "sngp"), 0.0, 0.0, seeds), abs=1e-6)
+        near = result.intervals[part.name, row, "near_auroc"]
+        assert 0.05 < near.low < near.high
+    assert not _compared_without_baseline()
+
+
+def _compared_without_baseline() -> dict[Any, Any]:
+    asked = check_request("cifar100", 1, ["sngp", "hetsngp"])
+    work: Any = _Work(Result(asked), Path("nowhere"), None, AvailableSets("far", {}, {}), False, print, 0, ())
+    work._compare(asked.table.parts[0])
+    return work.result.intervals
 
 
 def test_every_metric_has_a_direction() -> None:

@@ -206,19 +206,25 @@ def exact_nll(model: Any, temperature: float) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(
-    ("method", "posterior", "start"),
+    ("method", "posterior", "start", "tolerance"),
     [
-        ("sngp", "kronecker", 0.3),
-        ("sngp", "exact", 1.0),
-        ("hetsngp", "exact", 0.3),
-        ("hetsngp", "kronecker", 0.3),
+        ("sngp", "kronecker", 0.3, 0.1),
+        ("sngp", "exact", 1.0, 0.01),
+        ("hetsngp", "exact", 0.3, 0.01),
+        ("hetsngp", "kronecker", 0.3, 0.1),
     ],
 )
 def test_the_final_temperature_is_that_of_predictions(
-    method: str, posterior: str, start: float, weighted: bool, monkeypatch: pytest.MonkeyPatch
+    method: str,
+    posterior: str,
+    start: float,
+    tolerance: float,
+    weighted: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The lowest NLL with the posterior in place and the prior around the training temperature, as SciPy
-    finds it. Neither the temperature of the MAP estimate nor a prior around that one would be the same."""
+    finds it. Neither the temperature of the MAP estimate nor a prior around that one would be the same: the
+    tolerance allows a scale that is large enough for that."""
     for name in ("EVALUATION_POINTS", "EVALUATION_POINTS_SAMPLED"):  # so that only the search may differ
         monkeypatch.setattr(link, name, 2048)
     (x, y), weight = HELD_OUT, torch.ones(len(HELD_OUT[1])).double()
@@ -226,7 +232,8 @@ def test_the_final_temperature_is_that_of_predictions(
         weight[:6] = 8.0
     model = toy.trained(method, 3, fit=False, flip=0.3, posterior=posterior, amplitude=40.0)
     model.temperature = start
-    report = hetsngp.fit_posterior(model, toy.loader(*TRAIN), [(x, y, weight) if weighted else (x, y)])
+    held_out = [(x, y, weight) if weighted else (x, y)]
+    report = hetsngp.fit_posterior(model, toy.loader(*TRAIN), held_out, tolerance=tolerance)
     share, effective = weight / weight.sum(), float(weight.sum() ** 2 / (weight**2).sum())
 
     def best(centre: float, effective: float = effective) -> float:
@@ -421,10 +428,12 @@ def test_data_classified_perfectly_keep_their_posterior(method: str) -> None:
     assert (
         model.predict(far).model_uncertainty.min() > 20 * model.predict(held_out[0]).model_uncertainty.mean()
     )
-    each, _ = scale_by_hand(model, report, held_out, 1000)
+    each = [
+        draws_nll(model, scale, report.mode_temperature, 1000, held_out) for scale, _ in report.scale_grid
+    ]
     means = [float(t.mean()) for t in each]
     paired = [float((t - each[0]).std()) / math.sqrt(len(t)) for t in each]
-    assert all(m > means[0] + e for m, e in zip(means[1:], paired[1:], strict=True))  # measurably worse
+    assert all(m > means[0] + e for m, e in zip(means[1:], paired[1:], strict=True))  # at the MAP's τ
     assert (model.predict(held_out[0]).labels == held_out[1]).all()
     model.head.latent.posterior.scale.fill_(1e-3)
     assert model.predict(far).model_uncertainty.min() < 0.02  # what that used to come to
