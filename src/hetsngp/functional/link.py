@@ -201,7 +201,13 @@ def integrated_softmax(
         known = known - half_spread(UtilityNormal(mean, _diagonal(part)), centre)
         pieces.append(mean_changes(mean, *draws, probs[rows], known))
     change, more = (torch.cat(each) for each in zip(*pieces, strict=True))
-    return (probs + change).clamp_min(0), given + more
+    return _normalized(probs + change), given + more
+
+
+def _normalized(probs: Tensor) -> Tensor:
+    """Probabilities that draws have moved outside [0, 1], inside it again and of sum one: (B, K)."""
+    probs = probs.clamp_min(0)
+    return probs / probs.sum(-1, keepdim=True)
 
 
 def example_chunks(mean: Tensor, points: int, larger: int = 1) -> list[slice]:
@@ -493,7 +499,7 @@ def softmax_probs(
     probs = _given_points(rest, count, seed)
     if contrasts is not None:
         probs = probs + _change_by_correlations(utility, rest, contrasts, seed)
-    return probs.clamp(0, 1), count  # by rounding and draws they may be outside
+    return _normalized(probs), count
 
 
 def _given_points(utility: UtilityNormal, count: int, seed: int) -> Tensor:

@@ -415,7 +415,8 @@ def controlled_mean(utility: UtilityNormal, sampler: str, count: int, seed: int)
                     deviation = control.rows(rows).deviation(u - part.mean.unsqueeze(-2))
                     q = torch.addcmul(q, mild[rows], deviation, value=-1)
                 out[rows] += q.sum(1) / count
-    return out.clamp_min(0)
+    out = out.clamp_min(0)  # the control may have moved it below
+    return out / out.sum(-1, keepdim=True)
 
 
 def _points_of(sampler: str, dimension: int, start: int, count: int, seed: int, like: Tensor) -> Tensor:

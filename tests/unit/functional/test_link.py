@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 import textwrap
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from tests.reference import contrast_grid, oracles
 from torch import Tensor
 
+import hetsngp
 from hetsngp.functional import integration, label_loss
 from hetsngp.functional.integration import Grid
 from hetsngp.functional.laplace import contrast_basis
@@ -38,6 +40,7 @@ from hetsngp.functional.sampling import (
     pack,
     random_signs,
 )
+from hetsngp.nn.extractor import Features
 from hetsngp.types import Factor, FactorSum, UtilityNormal
 
 NOISE = {"mild": (0.5, 0.5), "wide factor": (4.0, 1.0), "wide diagonal": (1.0, 6.0), "wide both": (5.0, 5.0)}
@@ -690,3 +693,30 @@ def test_the_second_order_part_of_correlated_draws_has_a_known_mean(classes: int
     change, more = mean_changes(mean, *few, probs, known[0] - known[1])
     divergence = -(change * probs.log()).sum(-1) - more
     assert ((divergence - known[0] + known[1]).abs() < 0.01 * known[0]).all()
+
+
+@pytest.mark.parametrize("method", ["sngp", "hetsngp"])
+def test_probabilities_under_a_wide_kronecker_posterior_sum_to_one(method: Any) -> None:
+    """The draws of the classes' correlations may make a small probability negative."""
+    generator = torch.Generator().manual_seed(0)
+    model = hetsngp.build(
+        method,
+        Features(4, "mlp"),
+        30,
+        random_features=64,
+        amplitude=40.0,
+        dataset_size=400,
+        generator=generator,
+    )
+    x, y = torch.randn(400, 4, generator=generator), torch.randint(30, (400,), generator=generator)
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    for _ in range(40):
+        optimizer.zero_grad()
+        model.loss(x, y, generator=generator).backward()
+        optimizer.step()
+    hetsngp.fit_posterior(model, [(x, y)])
+    model.temperature = 0.3
+    prediction = model.predict(1.5 * torch.randn(300, 4, generator=generator))
+    for probs in (prediction.probs, prediction.clean_probs, model.predict_probs(x)):
+        assert float(probs.max()) <= 1
+        torch.testing.assert_close(probs.sum(1), torch.ones(len(probs)), rtol=0, atol=1e-5)
