@@ -8,7 +8,7 @@ from typing import Any
 
 from hetsngp.evaluation.figures import new_figure, save_figure
 from hetsngp.paper.definitions import PaperColumn, PaperPart
-from hetsngp.paper.results import Cell, Result
+from hetsngp.paper.results import Cell, Result, has_paper
 
 # Okabe and Ito's blue and vermilion; the paper's marks are hollow besides.
 OURS, PAPERS = "#0072B2", "#D55E00"
@@ -37,7 +37,7 @@ def draw(result: Result, path: Path) -> None:
         ax.set_title(f"{part.title}: {column.title}" if first else column.title, fontsize=11, loc="left")
         ax.grid(color="0.92")
         ax.set_axisbelow(True)
-    for ax in axes[:, 1:].flat if not several else ():
+    for ax in axes[:, 1:].flat if not several and panels[0][0].axis is None else ():
         ax.tick_params(labelleft=False)  # the rows are those of the first panel
     figure.suptitle(_wrapped(result.request.title(), int(9 * figure.get_figwidth())), fontsize=13)
     _legend(figure, result)
@@ -115,11 +115,11 @@ def _legend(figure: Any, result: Result) -> None:
 
     several = len(result.request.seeds) > 1
     ours = f"ours{' ± s. e.' if several else ''}"
-    handles = [
-        Line2D([], [], color=OURS, marker="o", linestyle="", label=ours),
-        Line2D([], [], color=PAPERS, marker="s", markerfacecolor="white", linestyle="", label="the paper's"),
-    ]
-    metrics = {column.metric for part in result.table.parts for column in part.columns}
+    handles = [Line2D([], [], color=OURS, marker="o", linestyle="", label=ours)]
+    if has_paper(result):
+        style: dict[str, Any] = {"marker": "s", "markerfacecolor": "white", "linestyle": ""}
+        handles.append(Line2D([], [], color=PAPERS, label="the paper's", **style))
+    metrics = {column.metric for part in result.table.parts for column in part.columns if part.axis is None}
     if "auroc" in metrics:
         handles.append(Line2D([], [], color="0.6", linestyle=":", label="chance"))
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=10)

@@ -257,6 +257,17 @@ class Result:
         return plain_text(self)
 
 
+def has_paper(result: Result) -> bool:
+    """Whether the paper has a number for any cell of the table."""
+    cells = (
+        result.cell(part, row, column)
+        for part in result.table.parts
+        for row in part.rows
+        for column in part.columns
+    )
+    return any(cell.paper is not None for cell in cells)
+
+
 def within_one_error(means: Mapping[str, tuple[float, float | None]], sign: int) -> set[str]:
     """Names whose mean is within the best one's standard error of the best; ``sign`` −1: lower is better.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from hetsngp.paper.definitions import PaperColumn, PaperPart, PaperRow
 from hetsngp.paper.intervals import LEVEL, RESAMPLES, Interval
-from hetsngp.paper.results import Cell, Result
+from hetsngp.paper.results import Cell, Result, has_paper
 from hetsngp.serving.text_tables import markdown_table, plain_table
 
 WIDTH = 100
@@ -27,7 +27,7 @@ def plain_text(result: Result) -> str:
         if _has_intervals(result, part):
             assert part.baseline is not None
             blocks.append(f"Differences from {part.baseline.title}\n{_differences(result, part)}\n{CLEAR}")
-    notes = [MARKED.format(mark="*") + PAPER, *result.notes]
+    notes = [_marked(result, "*"), *result.notes]
     return "\n\n".join([*blocks, "\n".join(textwrap.fill(note, WIDTH) for note in notes)])
 
 
@@ -56,12 +56,16 @@ def markdown(result: Result) -> str:
         if _has_intervals(result, part):
             blocks += _markdown_differences(result, part)
     blocks.append(f"![{table.title}]({result.request.name}.png)")
-    blocks += [f"*{note}*" for note in (MARKED.format(mark="bold") + PAPER, *result.notes)]
+    blocks += [f"*{note}*" for note in (_marked(result, "bold"), *result.notes)]
     return "\n\n".join(blocks) + "\n"
 
 
 def _command(result: Result) -> str:
     return result.request.command
+
+
+def _marked(result: Result, mark: str) -> str:
+    return (MARKED.format(mark=mark) + (PAPER if has_paper(result) else "")).strip()
 
 
 def _has_intervals(result: Result, part: PaperPart) -> bool:
