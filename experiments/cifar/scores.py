@@ -45,6 +45,7 @@ from hetsngp.data.sources import open_set
 from hetsngp.files import write_atomically, write_json
 from hetsngp.frozen.features import FeatureSet
 from hetsngp.models.classifier import Classifier
+from hetsngp.paper.intervals import RESAMPLES, Resamples, paired_interval, resampled_detection
 from hetsngp.serving.bundle import find_device, open_run
 from hetsngp.training.image_data import TaskData, open_task, spread
 from hetsngp.training.recipes.keys import current_description
@@ -54,7 +55,7 @@ STUDY = Path(__file__).parents[1] / "ood_score"
 
 
 def study_script(name: str) -> ModuleType:
-    """Module of a script of the study. By its file: this folder has a ``gather.py`` too."""
+    """Module of a script of the study. By its file, which is no package."""
     spec = importlib.util.spec_from_file_location(f"ood_score_{name}", STUDY / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -86,11 +87,7 @@ COMPARISONS = (
     (("sngp", "ood_score"), ("deterministic", DETERMINISTIC_CHOSEN)),
 )
 """Pairs of (method, score) whose difference of AUROC is reported."""
-RESAMPLES = 1000
-STREAMS = {"seeds": 0, "test": 1, "near": 2, "far": 3}
 """Seeds of the random draws of the bootstrap."""
-TOGETHER = 100
-"""Resamples computed at a time: 100 × 10,000 images are 8 MB."""
 
 
 # --- a trained network and its features -----------------------------------------------------------------
@@ -293,77 +290,6 @@ def line(result: Mapping[str, Any]) -> str:
     return ", ".join(cells)
 
 
-# --- bootstrap ------------------------------------------------------------------------------------------
-
-
-def weighted_auroc(
-    known: np.ndarray, other: np.ndarray, known_counts: np.ndarray, other_counts: np.ndarray
-) -> np.ndarray:
-    """AUROC of resamples, ties counted half: scores (n,) and (m,), how often each is drawn (R, n) and (R, m).
-
-    As ``_weighted`` of the study, from sums of counts in the order of the scores, which breaks ties.
-    """
-    order, others = np.argsort(known, kind="stable"), np.argsort(other, kind="stable")
-    known, other = known[order], other[others]
-    first, last = (np.searchsorted(known, other, side=side) for side in ("left", "right"))
-    found = []
-    for start in range(0, len(known_counts), TOGETHER):
-        rows = slice(start, start + TOGETHER)
-        below = np.pad(known_counts[rows][:, order].cumsum(1, dtype=np.float64), ((0, 0), (1, 0)))
-        drawn = other_counts[rows][:, others]
-        pairs = 2 * below[:, -1] * drawn.sum(1)
-        found.append(np.einsum("rm,rm->r", below[:, first] + below[:, last], drawn) / pairs)
-    return np.concatenate(found)
-
-
-def drawn(count: int, stream: str, resamples: int = RESAMPLES) -> np.ndarray:
-    """How often each of ``count`` things is drawn, with replacement: (resamples, count)."""
-    random = np.random.default_rng(STREAMS[stream])
-    return random.multinomial(count, np.full(count, 1 / count), resamples)
-
-
-Scores = Mapping[str, np.ndarray]
-"""Set → values of one score of a network."""
-
-
-class Bootstrap:
-    """Differences of AUROC between two scores of several networks, with intervals.
-
-    Each resample draws seeds, the same for both scores, and test and OOD images, the same for both scores and
-    all seeds. The statistic is the mean difference of AUROC over the drawn seeds.
-    """
-
-    def __init__(self, counts: Mapping[str, np.ndarray]) -> None:
-        self.counts = counts
-        """How often each image of the sets "test", "near" and "far" is drawn: (R, n) each."""
-
-    def aurocs(self, scores: Scores, part: str) -> tuple[float, np.ndarray]:
-        """AUROC of the images themselves, and of every resample (R,)."""
-        ones = [np.ones((1, len(scores[each])), dtype=np.int64) for each in ("test", part)]
-        once = weighted_auroc(scores["test"], scores[part], *ones)
-        counts = self.counts["test"], self.counts[part]
-        return float(once[0]), weighted_auroc(scores["test"], scores[part], *counts)
-
-    def differences(
-        self, one: Sequence[Scores], two: Sequence[Scores], part: str, seed_counts: np.ndarray
-    ) -> tuple[float, np.ndarray]:
-        """Mean over seeds of AUROC(one) − AUROC(two), and that of every resample (R,).
-
-        ``one`` and ``two`` have a network of every seed; seed_counts: (R, S).
-        """
-        pairs = [(self.aurocs(a, part), self.aurocs(b, part)) for a, b in zip(one, two, strict=True)]
-        each = np.stack([a[1] - b[1] for a, b in pairs], 1)
-        mean = statistics.fmean(a[0] - b[0] for a, b in pairs)
-        return mean, (each * seed_counts).sum(1) / seed_counts.sum(1)
-
-    def interval(
-        self, one: Sequence[Scores], two: Sequence[Scores], part: str, seed_counts: np.ndarray
-    ) -> list[float]:
-        """Difference, and both ends of its 95 % interval."""
-        mean, each = self.differences(one, two, part, seed_counts)
-        return [round(float(value), 5) for value in (mean, *np.quantile(each, [0.025, 0.975]))]
-
-
 # --- tables ---------------------------------------------------------------------------------------------
 
 Stored = dict[tuple[str, int], dict[str, dict[str, np.ndarray]]]
@@ -423,21 +349,36 @@ def means_of(networks: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]
     return out
 
 
-def compare(scores: Stored) -> list[dict[str, Any]]:
-    """Every comparison for which there are networks of both methods with the same seeds."""
+def compare(scores: Stored, populations: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Every comparison for which there are networks of both methods with the same seeds.
+
+    ``populations``: names of the sets "test", "near" and "far", by which images are drawn as in the tables of
+    ``hetsngp reproduce``.
+    """
+    resamples = Resamples()
+
+    def aurocs(method: str, name: str, part: str) -> dict[int, tuple[float, np.ndarray]]:
+        """Seed → AUROC of the images themselves, and of every resample."""
+        found = {}
+        for seed in sorted(seed for other, seed in scores if other == method):
+            pair = [scores[method, seed][name][each].astype(np.float64) for each in ("test", part)]
+            once = resampled_detection(*pair, *(np.ones((1, len(each))) for each in pair))
+            names = populations["test"], populations[part]
+            counts = (resamples.of(n, len(each)) for n, each in zip(names, pair, strict=True))
+            found[seed] = float(once[0, 0]), resampled_detection(*pair, *counts)[:, 0]
+        return found
+
     out: list[dict[str, Any]] = []
-    if not scores:
-        return out
-    sets = next(iter(next(iter(scores.values())).values()))
-    bootstrap = Bootstrap({part: drawn(len(values), part) for part, values in sets.items()})
     for one, two in COMPARISONS:
-        seeds = sorted({s for m, s in scores if m == one[0]} & {s for m, s in scores if m == two[0]})
-        if not seeds:
-            continue
-        first, second = ([scores[method, seed][name] for seed in seeds] for method, name in (one, two))
-        counts = drawn(len(seeds), "seeds")
-        about = {"one": list(one), "two": list(two), "seeds": seeds}
-        out.append(about | {p: bootstrap.interval(first, second, p, counts) for p in ("near", "far")})
+        about: dict[str, Any] = {"one": list(one), "two": list(two)}
+        for part in ("near", "far"):
+            first, second = aurocs(*one, part), aurocs(*two, part)
+            interval = paired_interval(first, second, resamples)
+            if interval is not None:
+                about["seeds"] = sorted(first.keys() & second.keys())
+                about[part] = [round(float(value), 5) for value in interval[:3]]
+        if "seeds" in about:
+            out.append(about)
     return out
 
 
@@ -508,7 +449,10 @@ def gather(folder: Path, out: Path) -> None:
     read = [read_network(file) for file in sorted(folder.glob("*.json"))]
     networks = [found for found, _ in read]
     check_networks(networks)
-    differences = compare({(found["method"], found["seed"]): scores for found, scores in read})
+    first = networks[0]
+    populations = {"test": first["recipe"]["task"]["data"], "near": first["near"], "far": first["far"]}
+    stored = {(found["method"], found["seed"]): scores for found, scores in read}
+    differences = compare(stored, populations)
     text = report(networks, differences)
     content = {
         "commit": commit(),

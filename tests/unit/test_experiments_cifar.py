@@ -92,55 +92,30 @@ def pairwise_auroc(known: np.ndarray, other: np.ndarray) -> float:
     return float(((other > known[:, None]) + 0.5 * (other == known[:, None])).mean())
 
 
-@pytest.mark.parametrize("part", ["near", "far"])
-def test_resamples_are_those_of_explicit_indices(script: ModuleType, part: str) -> None:
-    random = np.random.default_rng(0)
-    seeds, resamples = 3, 230  # more than are computed together
-    one = [network_scores(random, 1.0) for _ in range(seeds)]
-    two = [network_scores(random, 0.5) for _ in range(seeds)]
-    rows = {name: random.integers(n, size=(resamples, n)) for name, n in SIZES.items()}
-    drawn_seeds = random.integers(seeds, size=(resamples, seeds))
-
-    def counts(indices: np.ndarray, n: int) -> np.ndarray:
-        return np.stack([np.bincount(each, minlength=n) for each in indices])
-
-    def auroc(scores: dict[str, np.ndarray], r: int) -> float:
-        return pairwise_auroc(*(scores[name][rows[name][r]] for name in ("test", part)))
-
-    bootstrap = script.Bootstrap({name: counts(rows[name], n) for name, n in SIZES.items()})
-    mean, each = bootstrap.differences(one, two, part, counts(drawn_seeds, seeds))
-    expected = [
-        np.mean([auroc(one[s], r) - auroc(two[s], r) for s in drawn_seeds[r]]) for r in range(resamples)
-    ]
-    assert each.shape == (resamples,)
-    assert np.allclose(each, expected, atol=1e-6)
-    assert np.std(expected) > 0.02
-    whole = [
-        pairwise_auroc(a["test"], a[part]) - pairwise_auroc(b["test"], b[part])
-        for a, b in zip(one, two, strict=True)
-    ]
-    assert mean == pytest.approx(np.mean(whole), abs=1e-6)
-    found = bootstrap.interval(one, two, part, counts(drawn_seeds, seeds))
-    assert found == pytest.approx([np.mean(whole), *np.quantile(expected, [0.025, 0.975])], abs=1e-5)
-
-
-def test_a_score_less_itself_is_zero_in_every_resample(script: ModuleType) -> None:
-    """The draws are paired: those of two methods are the same."""
+def test_a_score_less_another_is_the_difference_of_their_aurocs(script: ModuleType) -> None:
     random = np.random.default_rng(1)
-    networks = [network_scores(random, 1.0) for _ in range(2)]
-    bootstrap = script.Bootstrap({part: script.drawn(n, part) for part, n in SIZES.items()})
-    counts = script.drawn(2, "seeds")
-    _, each = bootstrap.differences(networks, networks, "near", counts)
-    assert (each == 0).all()
-    assert bootstrap.aurocs(networks[0], "near")[1].std() > 0.01
+    chosen = script.DETERMINISTIC_CHOSEN
+    names = {"hetsngp": ("ood_score", "model uncertainty"), "deterministic": ("entropy", chosen)}
+    scores = {
+        (method, seed): {name: network_scores(random, 1.0) for name in each}
+        for method, each in names.items()
+        for seed in range(2)
+    }
 
+    def auroc(method: str, name: str, seed: int, part: str) -> float:
+        return pairwise_auroc(*(scores[method, seed][name][each] for each in ("test", part)))
 
-def test_draws_of_sets_are_independent_and_complete(script: ModuleType) -> None:
-    test, near = script.drawn(30, "test"), script.drawn(30, "near")
-    assert test.shape == (script.RESAMPLES, 30)
-    assert (test.sum(1) == 30).all()
-    assert abs(test.var() - 29 / 30) < 0.05  # of a draw with replacement
-    assert abs(np.corrcoef(test.ravel(), near.ravel())[0, 1]) < 0.05
+    found = script.compare(scores, {"test": "cifar100", "near": "cifar10", "far": "scenes"})
+    assert [each["one"][0] for each in found] == ["hetsngp"] * 3  # none of sngp, which is not there
+    for each in found:
+        assert each["seeds"] == [0, 1]
+        for part in ("near", "far"):
+            expected = np.mean(
+                [auroc(*each["one"], seed, part) - auroc(*each["two"], seed, part) for seed in range(2)]
+            )
+            difference, low, high = each[part]
+            assert difference == pytest.approx(expected, abs=1e-5)
+            assert low < difference < high
 
 
 # --- tables ---------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from hetsngp.paper.results import PLACES, Result, TableRequest, value_of
 from hetsngp.paper.runs import FINISHED, TO_DO, TableRun, all_runs, check_changes, check_recipe, merge, train
 from hetsngp.paper.sets import AvailableSets, EvaluationSet, all_evaluation_sets, find_sets
 from hetsngp.paper.synthetic.table import FIRST_SEED, reproduce_synthetic, synthetic_states
+from hetsngp.training.checkpointing.checkpoint import AMPLITUDE, AMPLITUDE_0_1
 from hetsngp.training.main_process import on_main
 from hetsngp.validation import check_choice, check_positive
 
@@ -244,6 +245,7 @@ class _Work:
     def finish(self) -> Result:
         """Compare the rows, draw the figure, save and print the table."""
         if self.engine.is_main:
+            self._check_amplitudes()
             for part in self.result.table.parts:
                 self._compare(part)
             files = [*self.result.save(self.out), self.out / f"{self.result.request.name}.png"]
@@ -280,6 +282,19 @@ class _Work:
                 if interval is not None:
                     self.result.intervals[part.name, row.name, column.name] = interval
 
+    def _check_amplitudes(self) -> None:
+        """Say where runs of one recipe have different amplitudes: the default has changed since 0.1."""
+        found: dict[tuple[str, tuple[str, ...]], dict[float, str]] = {}
+        for name, run in self.result.runs.items():
+            found.setdefault((run["recipe"], tuple(run["changes"])), {})[run["amplitude"]] = name
+        for names in found.values():
+            if len(names) > 1:
+                which = " and ".join(f"{name} ({amplitude:g})" for amplitude, name in sorted(names.items()))
+                self.say(
+                    f"amplitudes differ: {which}. The default was 10 in release 0.1: train again in another "
+                    "--out, or --set options.amplitude=10"
+                )
+
     def _train(self, run: TableRun) -> None:
         if run.name in self.result.runs:
             return
@@ -297,6 +312,7 @@ class _Work:
             "epochs": summary["epochs"],
             "held_out": summary["held_out"],
             "posterior": summary["posterior"],
+            "amplitude": summary.get(AMPLITUDE, AMPLITUDE_0_1),
         }
 
     def _model(self, runs: Sequence[TableRun]) -> TrainedModel:

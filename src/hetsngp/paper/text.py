@@ -34,7 +34,7 @@ def plain_text(result: Result) -> str:
 def markdown(result: Result) -> str:
     """Table as a Markdown document."""
     table = result.table
-    blocks = [f"# {result.request.title()}", f"`{_command(result)}`{_unfinished(result)}"]
+    blocks = [f"# {result.request.title()}", f"`{result.request.command}`{_unfinished(result)}"]
     for part in table.parts:
         if len(table.parts) > 1:
             blocks.append(f"## {part.title}")
@@ -58,10 +58,6 @@ def markdown(result: Result) -> str:
     blocks.append(f"![{table.title}]({result.request.name}.png)")
     blocks += [f"*{note}*" for note in (_marked(result, "bold"), *result.notes)]
     return "\n\n".join(blocks) + "\n"
-
-
-def _command(result: Result) -> str:
-    return result.request.command
 
 
 def _marked(result: Result, mark: str) -> str:

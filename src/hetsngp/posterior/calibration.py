@@ -24,7 +24,7 @@ TEMPERATURE_RANGE, TEMPERATURES = 10.0, 9
 TEMPERATURE_SPREAD = 0.5
 # Step of log τ, and the most steps, from the temperature of one posterior scale to that of the next.
 TEMPERATURE_STEP, MOST_STEPS = 0.1, 20
-# Logarithms of temperatures are known to half a per cent, from parabolas that are this wide on each side.
+# Logarithms of temperatures are known to about one per cent, from parabolas that are this wide on each side.
 PRECISION, NARROW = 0.005, 0.2
 # The common factor on the temperatures of an ensemble: searched up to this logarithm, first on a grid.
 FACTOR_REACH, FACTORS = 0.8, 9
@@ -206,7 +206,7 @@ def _local_minimum(value: Objective, start: float, step: float, most_steps: int 
             low, middle, high = (middle, vertex, high) if vertex > middle else (low, vertex, middle)
         else:
             low, high = (low, vertex) if vertex > middle else (vertex, high)
-    return min((low, middle, high), key=value)
+    return min((middle, low, high), key=value)
 
 
 def held_out_fisher(model: Classifier, held_out: HeldOut) -> Tensor | None:
@@ -239,12 +239,15 @@ def largest_good_scale(
     decades = math.log10(posteriors[0].largest_scale / SMALLEST_SCALE)
     steps = round(decades * SCALES_PER_DECADE)
     scales = [SMALLEST_SCALE * 10 ** (i / SCALES_PER_DECADE) for i in range(steps + 1)]
+    centre = math.log(float(pairs[0][0].head.training_temperature))
+    reach = math.log(TEMPERATURE_RANGE)
     log_temperature, each = math.log(float(pairs[0][0].temperature)), []
     for scale in scales:
         for posterior in posteriors:
             posterior.scale.fill_(scale)
         nll, value = _log_temperature_objective(pairs, posterior=True)
-        log_temperature = _local_minimum(value, log_temperature, TEMPERATURE_STEP)
+        found = _local_minimum(value, log_temperature, TEMPERATURE_STEP)
+        log_temperature = min(max(found, centre - reach), centre + reach)  # as predictions may have it
         each.append(nll(log_temperature))
     means = [pool.mean(nll) for nll in each]
     best = min(range(len(scales)), key=means.__getitem__)

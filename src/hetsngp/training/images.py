@@ -27,7 +27,14 @@ from hetsngp.models.methods import build
 from hetsngp.nn.backbones import WideResNet
 from hetsngp.serving.bundle import open_run, write_serving
 from hetsngp.serving.decisions import Thresholds, set_thresholds
-from hetsngp.training.checkpointing.checkpoint import CHECKPOINT, PREVIOUS, read_about, read_rows
+from hetsngp.training.checkpointing.checkpoint import (
+    AMPLITUDE,
+    CHECKPOINT,
+    GIVEN_AMPLITUDE,
+    PREVIOUS,
+    read_about,
+    read_rows,
+)
 from hetsngp.training.checkpointing.checkpoint_files import has_state
 from hetsngp.training.config import CheckpointConfig
 from hetsngp.training.engine import Engine
@@ -51,7 +58,6 @@ __all__ = ["ImageTask", "Recipe", "finished", "make_model", "measure", "train_im
 WIDE_RESNET = re.compile(r"wrn-(\d+)-([1-9]\d*)")
 SUMMARY, MODEL, CURVES = "summary.json", "model", "curves.png"
 LOGS = (METRICS, CURVES)
-AMPLITUDE = "options.amplitude"
 SUMMARY_KEYS = {"recipe", "epochs", "seconds", "posterior", "held_out", "test", "no_test", "thresholds"}
 """Keys of a complete summary."""
 # Limits of the held-out predictions that set thresholds: probabilities, examples, and examples of a batch.
@@ -98,7 +104,8 @@ def _train_images(
         lambda sets: on_main(engine.fabric, lambda: set_fingerprints(sets, everything=everything)),
     )
     before = on_main(engine.fabric, lambda: read_about(checkpoints.folder))
-    if before is not None and "amplitude" not in task.options:  # as it began: the default has changed
+    by_default = "amplitude" not in task.options
+    if by_default and before is not None and GIVEN_AMPLITUDE not in before:  # as it began, also by 0.1
         task = replace(task, options={**task.options, "amplitude": before[AMPLITUDE]})
     # The same weights in every process; also where a network takes no generator.
     torch.manual_seed(config.seed)
@@ -127,6 +134,7 @@ def _train_images(
         "training_seconds": spent,
         "seconds": spent + time.perf_counter() - begun,
         "posterior": str(report),
+        AMPLITUDE: trained.model.config["options"]["amplitude"],
         "held_out": measure(trained.model, loaders.held_out, engine),
         "test": None if loaders.test is None else measure(trained.model, loaders.test, engine),
         "no_test": data.missing,

@@ -225,7 +225,7 @@ def amplitude_of(run: Path) -> float:
 
 def test_an_interrupted_run_keeps_the_amplitude_that_was_the_default(run: Path) -> None:
     """10, which its checkpoint does not name: given, it is the same run, and that of today is another."""
-    with pytest.raises(ValueError, match=r"holds a run on other data \(options\.amplitude"):
+    with pytest.raises(ValueError, match=r"holds a run on other data \(amplitude 10\.0, now 5\.0"):
         train("interrupted", changes=["options.amplitude=5"])
     train("interrupted", changes=["options.amplitude=10"])
     assert amplitude_of(run / "interrupted") == 10.0
@@ -245,6 +245,15 @@ def test_a_run_keeps_its_amplitude_when_the_default_changes(
     train("new")
     assert amplitude_of(run / "new") == 5.0
     assert_same_bits(tensors_of(run / "new" / "model"), whole)
+
+
+def test_a_run_of_a_given_amplitude_is_not_resumed_with_the_default(run: Path) -> None:
+    train("new", changes=["options.amplitude=3"])
+    assert json.loads((run / "new" / "summary.json").read_text())["amplitude"] == 3.0
+    shutil.rmtree(run / "new" / "model")
+    (run / "new" / "summary.json").unlink()
+    with pytest.raises(ValueError, match=r"holds a run on other data \(amplitude 3\.0, now 5\.0"):
+        train("new")
 
 
 def test_the_checkpoint_of_an_interrupted_run_is_what_counts(run: Path) -> None:

@@ -36,8 +36,10 @@ def best_folder(epoch: int) -> str:
     return f"best-{epoch:05d}"
 
 
-UNRECORDED = {"options.amplitude": 10.0}
-"""Defaults of release 0.1 that its checkpoints do not name, and that are others now."""
+AMPLITUDE, GIVEN_AMPLITUDE = "amplitude", "options.amplitude"
+"""Keys of the amplitude that a run has, and of the one that was given."""
+AMPLITUDE_0_1 = 10.0
+"""Default of release 0.1, which its checkpoints do not name."""
 
 
 def read_rows(folder: Path) -> list[MetricsRow]:
@@ -54,10 +56,14 @@ def read_about(folder: Path) -> dict[str, Any] | None:
     """Description of data and model that the run in ``folder`` began with; None without a checkpoint."""
     for name in (CHECKPOINT, PREVIOUS):
         try:
-            return {**UNRECORDED, **dict(read_state(folder / name)["about"])}
+            return _with_amplitude(dict(read_state(folder / name)["about"]))
         except (OSError, ArtifactError, KeyError, TypeError, ValueError):
             continue
     return None
+
+
+def _with_amplitude(about: dict[str, Any]) -> dict[str, Any]:
+    return {AMPLITUDE: about.get(GIVEN_AMPLITUDE, AMPLITUDE_0_1), **about}
 
 
 class Checkpointer:
@@ -241,7 +247,9 @@ class Checkpointer:
     def _check(self, state: dict[str, Any], checkpoints: CheckpointConfig) -> None:
         folder = checkpoints.folder
         now = self._about()
-        before = {**{name: UNRECORDED[name] for name in UNRECORDED.keys() & now}, **dict(state["about"])}
+        before = dict(state["about"])
+        if AMPLITUDE in now:  # it decides, whether it was given or the default
+            now, before = ({**about, GIVEN_AMPLITUDE: None} for about in (now, _with_amplitude(before)))
         if checkpoints.fingerprints is not None and FINGERPRINTS in state:
             before["data"] = now.get("data")  # it may have moved: contents are compared
         changes = _differences(now, before)
