@@ -126,10 +126,10 @@ def build(
     check_method(method)
     num_classes = check_num_classes(num_classes)
     resolved = check_options(options)
-    # Saved with the model, which must not change with the default.
-    resolved = replace(resolved, amplitude=amplitude_for(backbone, resolved))
     check_generator(generator, "cpu")
     width = _num_features(backbone)
+    # Saved with the model, which must not change with the default.
+    resolved = replace(resolved, amplitude=amplitude_for(backbone, resolved))
     head = make_head(method, backbone, num_classes, resolved, generator)
     inputs = input_stack(backbone)
     check_members(inputs, head.num_members)

@@ -110,6 +110,8 @@ def _train_images(
     # The same weights in every process; also where a network takes no generator.
     torch.manual_seed(config.seed)
     model, scale = make_model(task, data.num_classes, data.shape)
+    if by_default:
+        model.config["given"] = [name for name in model.config["given"] if name != "amplitude"]
     about = {**checkpoints.about, **_about(described), AMPLITUDE: model.config["options"]["amplitude"]}
     checkpoints = replace(checkpoints, about=about, fingerprints=data.fingerprints)
     loaders = make_loaders(task, data, scale, seed=config.seed, processes=engine.fabric.world_size)
