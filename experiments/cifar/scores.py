@@ -218,7 +218,7 @@ def measure(
         "far": Path(options.far).name,
         "limit": options.limit,
         "examples": {"train": len(network.train)} | {part: len(each) for part, each in network.sets.items()},
-        # False: of release 0.1 or not calibrated, and ood_score is the model uncertainty.
+        # False: of release 0.1 or not calibrated, and ood_score is the model uncertainty, or the entropy.
         "ood_score_fitted": None if score is None else score.is_filled,
         "recipe": summary["recipe"],
         "commit": commit(),

@@ -101,9 +101,9 @@ class RawScores:
             "MSP": 1 - logits.softmax(-1).amax(-1),
             "max logit": -logits.amax(-1),
             "energy": -logits.logsumexp(-1),
+            "ood_score": prediction.ood_score,
         }
         if self.model.head.has_posterior:
-            scores["ood_score"] = prediction.ood_score
             scores["model uncertainty"] = prediction.model_uncertainty
             scores["variance"] = prediction.latent_variance
         inputs = self._inputs(h)

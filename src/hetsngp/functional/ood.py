@@ -28,8 +28,8 @@ FEWEST = 5
 LEVELS = 64
 # Narrowest piece of a table, relative to the width of its upper half. A steeper one multiplies rounding.
 NARROWEST = 1e-3
-# The same, relative to the values (or to one): a model uncertainty has an error of some 1e-4 nats.
-ERROR = 1e-4
+# The same, relative to the values (or to one): ten times the error of a model uncertainty, some 1e-4 nats.
+ERROR = 1e-3
 
 
 class ClassSums(NamedTuple):

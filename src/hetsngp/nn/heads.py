@@ -20,8 +20,14 @@ from hetsngp.functional.ood import ClassSums
 from hetsngp.functional.sampling import draw_seed
 from hetsngp.nn.latent import LinearLatent, PrecomputedGP, RandomFeatureGP
 from hetsngp.nn.noise import Noise
-from hetsngp.nn.ood import OODScore
-from hetsngp.nn.posteriors import KroneckerPosterior, MomentumPosterior, Posterior, Statistics
+from hetsngp.nn.ood import MAX_FEATURES, OODScore
+from hetsngp.nn.posteriors import (
+    KroneckerPosterior,
+    MomentumPosterior,
+    Posterior,
+    Statistics,
+    example_count,
+)
 from hetsngp.types import LatentNormal, Prediction, UtilityNormal
 from hetsngp.validation import check_multi_hot, check_targets
 
@@ -157,12 +163,12 @@ class Head(nn.Module):
         return self.posterior is not None and self.posterior.needs_fit
 
     def statistics(self, h: Tensor, weight: Tensor | None = None) -> Statistics:
-        """Contribution of h (B, D) to the posterior; only where there is one."""
+        """Contribution of h (B, D) to the posterior; the number of examples alone where there is none."""
         raise NotImplementedError
 
     @property
     def ood_score(self) -> OODScore | None:
-        """OOD score that is fitted with the posterior, where there is one."""
+        """OOD score that is fitted on training and held-out data, where there is one."""
         return None
 
     def class_sums(self, h: Tensor, y: Tensor, weight: Tensor | None = None) -> ClassSums:
@@ -210,8 +216,12 @@ class GaussianHead(Head):
         self.noise = noise
         self.num_members = latent.members
         self.sample_beta = sample_beta
-        if isinstance(latent, RandomFeatureGP) and latent.posterior.needs_fit and not self.sigmoid:
-            self.ood = OODScore(latent.normalizer.out_features)
+        if isinstance(latent, LinearLatent):
+            num_features = latent.linear.in_features
+        else:
+            num_features = latent.normalizer.out_features
+        if not self.sigmoid and num_features <= MAX_FEATURES:
+            self.ood = OODScore(num_features, num_parts=3 if self.has_posterior else 2)
 
     def backbone_features(self, h: Tensor) -> Tensor:
         return self.latent.backbone_features(h) if isinstance(self.latent, PrecomputedGP) else h
@@ -447,6 +457,8 @@ class GaussianHead(Head):
         self.latent.posterior.update(self.latent.features(h), dataset_size)
 
     def statistics(self, h: Tensor, weight: Tensor | None = None) -> Statistics:
+        if not self.has_posterior:
+            return Statistics(example_count(h, weight), h.new_zeros(0), h.new_zeros(0))
         assert isinstance(self.latent, RandomFeatureGP)
         phi = self.latent.features(h)
         probs = self.noise_free_probs(self.latent.mean(phi))
@@ -471,16 +483,19 @@ class GaussianHead(Head):
         return self._ood_parts(h, latent, self._prediction(latent, noise, None, 0))
 
     def _ood_parts(self, h: Tensor, latent: LatentNormal, prediction: Prediction) -> Tensor:
-        """Parts of the OOD score (B, 3); the energy is the mean of the members'."""
+        """Parts of the OOD score (B, S); the energy is the mean of the members'."""
         assert self.ood_score is not None
+        z = self._normalized(h)
+        if not self.has_posterior:
+            return self.ood_score.parts([prediction.total_uncertainty], z)
         energy = -(latent.mean / self.temperature.to(h)).logsumexp(-1)
         energy = energy.unflatten(0, (-1, self.num_members)).mean(1)
-        return self.ood_score.parts(energy, prediction.model_uncertainty, self._normalized(h))
+        return self.ood_score.parts([energy, prediction.model_uncertainty], z)
 
     def _normalized(self, h: Tensor) -> Tensor:
-        """z, the input of the kernel: (B, D)."""
-        assert isinstance(self.latent, RandomFeatureGP)
-        return self.latent.normalizer.normalized(self.backbone_features(h))
+        """z, the input of the kernel, or h itself under a linear layer: (B, D)."""
+        h = self.backbone_features(h)
+        return h if isinstance(self.latent, LinearLatent) else self.latent.normalizer.normalized(h)
 
     def fisher(self, h: Tensor, weight: Tensor | None = None) -> Tensor | None:
         posterior = self.posterior

@@ -1,12 +1,14 @@
-"""The OOD score of a GP head: its energy, model uncertainty and features compared with held-out examples.
+"""The OOD score of a head: what it predicts, and the features, compared with held-out examples.
 
-The three say different things: the energy −log Σ_k e^{f_k} rises as the GP's mean returns to zero, the model
-uncertainty where classes are plausible that the data do not rule out, the relative Mahalanobis distance where
-no class has such features. docs/decisions.md has the study that chose them.
+With a posterior the parts are the energy, the model uncertainty and the relative Mahalanobis distance, which
+say different things: the energy −log Σ_k e^{f_k} rises as the GP's mean returns to zero, the model
+uncertainty where classes are plausible that the data do not rule out, the distance where no class has such
+features. Without one they are the entropy and the distance. docs/decisions.md has the study that chose them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,8 +26,8 @@ from hetsngp.functional.ood import (
 from hetsngp.nn.precision import KeepsPrecision
 
 _DENSITY, _TABLE = Discriminants._fields, TailTable._fields
-NUM_PARTS = 3
-"""Energy, model uncertainty and relative Mahalanobis distance."""
+MAX_FEATURES = 5000
+"""Most features of a density: its covariance has 200 MB then."""
 
 
 class OODScore(KeepsPrecision):
@@ -33,7 +35,7 @@ class OODScore(KeepsPrecision):
 
     Buffers are empty until ``fit_posterior`` has training data for the density, and held-out data for the
     tables. Those that are empty are not in the state dict, so that a model that is not calibrated has the
-    tensors of release 0.1.
+    tensors of release 0.1. ``num_parts``: of the score, the distance among them.
     """
 
     center: Tensor
@@ -45,9 +47,9 @@ class OODScore(KeepsPrecision):
     names = (*_DENSITY, *_TABLE)
     """Names of the buffers."""
 
-    def __init__(self, num_features: int) -> None:
+    def __init__(self, num_features: int, num_parts: int) -> None:
         super().__init__()
-        self.num_features = num_features
+        self.num_features, self.num_parts = num_features, num_parts
         for name in self.names:
             self.register_buffer(name, torch.empty(0), persistent=False)
 
@@ -68,7 +70,7 @@ class OODScore(KeepsPrecision):
         self._store(discriminants(total))
 
     def fit_tables(self, parts: Tensor, weight: Tensor | None = None) -> None:
-        """Set the tables from the parts of the score of held-out examples (n, 3)."""
+        """Set the tables from the parts of the score of held-out examples (n, S)."""
         self._store(tail_table(parts, weight))
 
     def _store(self, found: Discriminants | TailTable) -> None:
@@ -76,13 +78,13 @@ class OODScore(KeepsPrecision):
         for name, value in zip(found._fields, found, strict=True):
             setattr(self, name, value.to(device=self.center.device, dtype=dtype).contiguous())
 
-    def parts(self, energy: Tensor, model_uncertainty: Tensor, z: Tensor) -> Tensor:
-        """Parts of the score: energy (B,), model uncertainty (B,), normalised features z (B, D) → (B, 3)."""
+    def parts(self, uncertainties: Sequence[Tensor], z: Tensor) -> Tensor:
+        """Parts of the score: ``uncertainties`` (B,) and the distance of features z (B, D) → (B, S)."""
         density = Discriminants(*(getattr(self, name).to(z) for name in _DENSITY))
-        return torch.stack([energy, model_uncertainty, relative_mahalanobis(z, density)], dim=1)
+        return torch.stack([*uncertainties, relative_mahalanobis(z, density)], dim=1)
 
     def forward(self, parts: Tensor) -> Tensor:
-        """Sum of −log tail probabilities of the parts: (B, 3) → (B,)."""
+        """Sum of −log tail probabilities of the parts: (B, S) → (B,)."""
         return tail_score(parts, TailTable(*(getattr(self, name).to(parts) for name in _TABLE)))
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -118,8 +120,8 @@ class OODScore(KeepsPrecision):
             "projection": (self.num_features, *rank),
             "class_means": (*shapes["class_means"][:1], *rank),
             "precisions": rank,
-            "knots": (NUM_PARTS, *levels),
-            "slopes": (NUM_PARTS, *levels),
+            "knots": (self.num_parts, *levels),
+            "slopes": (self.num_parts, *levels),
         }
         wrong = [f"{name} {shapes[name]}" for name in found if shapes[name] != expected[name]]
         return f"has shapes that do not belong together: {', '.join(wrong)}" if wrong else None

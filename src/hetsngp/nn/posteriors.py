@@ -74,7 +74,7 @@ def _wide(tensor: Tensor) -> Tensor:
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
-def _count(phi: Tensor, weight: Tensor | None) -> float:
+def example_count(phi: Tensor, weight: Tensor | None) -> float:
     """Number of examples in a batch, or their total weight."""
     return len(phi) if weight is None else float(_wide(weight).sum())
 
@@ -234,7 +234,7 @@ class ExactPosterior(Posterior):
         weights = laplace.class_weights(probs, temperature).view(len(phi), -1, self.num_classes).mean(1)
         if weight is not None:
             weights = weights * weight.to(weights).unsqueeze(1)
-        return Statistics(_count(phi, weight), laplace.class_grams(phi, weights), phi.new_zeros(0))
+        return Statistics(example_count(phi, weight), laplace.class_grams(phi, weights), phi.new_zeros(0))
 
     def fit(self, total: Statistics, fisher: Tensor | None = None) -> None:
         self._store(
@@ -274,7 +274,7 @@ class SharedPosterior(Posterior):
         self, phi: Tensor, probs: Tensor, temperature: Tensor, weight: Tensor | None = None
     ) -> Statistics:
         sums = _gram(phi, weight)
-        return Statistics(_count(phi, weight), sums, phi.new_zeros(0))
+        return Statistics(example_count(phi, weight), sums, phi.new_zeros(0))
 
     def fit(self, total: Statistics, fisher: Tensor | None = None) -> None:
         self._store(cholesky=laplace.precision_cholesky(total.sums))
@@ -332,7 +332,7 @@ class KroneckerPosterior(Posterior):
         self, phi: Tensor, probs: Tensor, temperature: Tensor, weight: Tensor | None = None
     ) -> Statistics:
         sums = _gram(phi, weight)
-        return Statistics(_count(phi, weight), sums, self.fisher(probs, temperature, weight, len(phi)))
+        return Statistics(example_count(phi, weight), sums, self.fisher(probs, temperature, weight, len(phi)))
 
     def fisher(
         self, probs: Tensor, temperature: Tensor, weight: Tensor | None = None, examples: int | None = None

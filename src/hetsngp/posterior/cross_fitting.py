@@ -51,18 +51,16 @@ def cross_fit_posterior(
         chosen = choose_temperature(pairs)
         for temperature in (model.head.temperature, model.head.mode_temperature):
             temperature.copy_(pairs[0][0].temperature)
-        if model.head.has_posterior:
+        if model.head.has_posterior or model.head.ood_score is not None:
             fisher = mean_fisher(pairs)
             for (fold_model, held_out), (_, training, _) in zip(pairs, folds, strict=True):
                 _fit(fold_model, training, held_out, fisher)
             count = _fit(model, loader, None, fisher)
-            chosen |= {
-                "posterior": posterior_of(model).name,
-                "count": count,
-                **choose_scale(pairs, (), tolerance),
-            }
-            posterior_of(model).scale.fill_(chosen["scale"])
-            model.head.temperature.copy_(pairs[0][0].temperature)
+            if model.head.has_posterior:
+                chosen |= {"posterior": posterior_of(model).name, "count": count}
+                chosen |= choose_scale(pairs, (), tolerance)
+                posterior_of(model).scale.fill_(chosen["scale"])
+                model.head.temperature.copy_(pairs[0][0].temperature)
             fit_ood_tables(model, pairs)
         report = PosteriorReport(temperature=float(model.temperature), **chosen)
     for fold_model, _, _ in folds:
@@ -71,9 +69,13 @@ def cross_fit_posterior(
 
 
 def _fit(model: Classifier, loader: Iterable[Any], held_out: HeldOut | None, fisher: Tensor | None) -> float:
-    """Fit the posterior of ``model`` with the output Hessian of all folds; return the number of examples."""
-    total = collect_statistics(model, loader, None, held_out)
-    posterior_of(model).fit(total, fisher)
+    """Fit the posterior of ``model``, where it has one, with the output Hessian of all folds, and the density
+    of its OOD score; return the number of examples.
+    """
+    scored = model.head.ood_score is not None
+    total = collect_statistics(model, loader, None, held_out, with_classes=scored)
+    if model.head.has_posterior:
+        posterior_of(model).fit(total, fisher)
     fit_ood_density(model, total)
     return total.count
 

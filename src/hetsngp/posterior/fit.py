@@ -133,13 +133,13 @@ def fit_posterior(
 
     Both yield (x, y), or (x, y, weight) where an example counts ``weight`` times (any number ≥ 0).
 
-    The pass runs in eval mode without gradients, at the weights the model has now. A method without a
-    posterior has nothing to fit; calibration sets its temperature all the same. ``calibration`` must be held
-    out from training (never training, never out-of-distribution data): it sets the temperature by NLL, gives
-    the Kronecker posterior its output Hessian, picks the largest posterior scale whose NLL is as good as the
-    best, and sets the temperature again for predictions under that posterior. As good is worse by no more
-    than a standard error or ``tolerance`` nats: a smaller tolerance calibrates ID inputs better, a larger one
-    separates OOD inputs better.
+    The pass runs in eval mode without gradients, at the weights the model has now. ``calibration`` must be
+    held out from training (never training, never out-of-distribution data): it sets the temperature by NLL,
+    gives the Kronecker posterior its output Hessian, picks the largest posterior scale whose NLL is as good
+    as the best, sets the temperature again for predictions under that posterior, and gives ``ood_score`` its
+    tail probabilities. As good is worse by no more than a standard error or ``tolerance`` nats: a smaller
+    tolerance calibrates ID inputs better, a larger one separates OOD inputs better. Without a posterior the
+    pass gives ``ood_score`` its density; there is none without ``calibration``.
     ``progress`` is called with the number of examples after each batch. For an ensemble the result is a list;
     its members are calibrated one by one, and then their temperatures are multiplied by a common factor that
     the NLL of the mixture chooses (softmax only).
@@ -246,15 +246,17 @@ def _fit_and_calibrate(
     further = [] if leave_one_out is None else [(model, leave_one_out)]
     model.head.reset_calibration()
     chosen = {} if held_out is None else choose_temperature([(model, held_out)], further)
-    if model.head.has_posterior:
-        posterior = posterior_of(model)
-        calibrated = held_out is not None
-        total = collect_statistics(model, loader, progress, held_out, reduce, with_classes=calibrated)
-        posterior.scale.fill_(1.0)
-        posterior.fit(total, None if held_out is None else held_out_fisher(model, held_out))
-        chosen |= {"posterior": posterior.name, "count": total.count}
+    scored = held_out is not None and model.head.ood_score is not None
+    if model.head.has_posterior or scored:
+        total = collect_statistics(model, loader, progress, held_out, reduce, with_classes=scored)
+        if model.head.has_posterior:
+            posterior = posterior_of(model)
+            posterior.scale.fill_(1.0)
+            posterior.fit(total, None if held_out is None else held_out_fisher(model, held_out))
+            chosen |= {"posterior": posterior.name, "count": total.count}
+            if held_out is not None:
+                chosen |= choose_scale([(model, held_out)], further, tolerance)
         if held_out is not None:
-            chosen |= choose_scale([(model, held_out)], further, tolerance)
             fit_ood_density(model, total)
             fit_ood_tables(model, [(model, held_out)])
     return PosteriorReport(temperature=float(model.temperature), **chosen)
@@ -325,7 +327,7 @@ def collect_statistics(
     seen = 0
     for h, y, weight in feature_batches(model, loader, "loader"):
         piece = model.head.statistics(h, weight)
-        if with_classes and model.head.ood_score is not None:
+        if with_classes:
             piece = replace(piece, classes=model.head.class_sums(h, y, weight))
         if total is None:
             total = piece

@@ -55,7 +55,8 @@ class Thresholds:
     coverage: float
     """Share of the held-out examples that are called confident."""
     score: str = "ood_score"
-    """Score compared with ``unfamiliar``: ``ood_score``, ``model_uncertainty`` where that is an entropy."""
+    """Score compared with ``unfamiliar``: ``ood_score``, or ``model_uncertainty`` of members without
+    posteriors, whose ``ood_score`` has an entropy in it."""
     right = renamed_attribute("right", "correct")
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,9 +111,9 @@ def set_thresholds(
     *Unfamiliar* is a score above the k-th smallest held-out score, k = ⌈(n+1)(1 − unfamiliar)⌉, which at most
     that share of exchangeable inputs exceeds (split conformal prediction). There is no such threshold where
     k > n (fewer than 19 examples for 0.05), nor where the model uncertainty of all examples is zero, as for a
-    deterministic or heteroscedastic network, whose ``ood_score`` is an entropy and thus high for ambiguous
-    inputs too. For the same reason the score is the model uncertainty where it comes from ensemble members
-    without posteriors.
+    deterministic or heteroscedastic network, whose ``ood_score`` is or has in it an entropy and thus is high
+    for ambiguous inputs too. For the same reason the score is the model uncertainty where that is the
+    disagreement of ensemble members without posteriors, and nothing else.
 
     *Confident* is a confidence of at least t, the smallest t such that, among the examples that are not
     unfamiliar, for every s ≥ t at least the share ``correct`` with confidence in [t, s] is classified
@@ -240,13 +241,13 @@ def _kinds(prediction: Prediction, thresholds: Thresholds) -> list[str]:
 
 def _score_name(prediction: Prediction) -> str | None:
     """Score that separates unfamiliar examples from ambiguous ones; None where the model has none."""
-    total, model, score = (
-        _values(prediction, name) for name in ("total_uncertainty", "model_uncertainty", "ood_score")
+    total, model, members = (
+        _values(prediction, name) for name in ("total_uncertainty", "model_uncertainty", "member_uncertainty")
     )
     rounding = ROUNDING * float(total.abs().max())
     if float(model.max()) <= rounding:
         return None
-    return "model_uncertainty" if float((score - total).abs().max()) <= rounding else "ood_score"
+    return "model_uncertainty" if float((model - members).abs().max()) <= rounding else "ood_score"
 
 
 def _conformal_quantile(score: Tensor, share: float) -> float | None:

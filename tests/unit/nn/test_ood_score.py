@@ -1,5 +1,5 @@
 """The OOD score of a fitted model: its parts, what they are compared with, and when it is the model
-uncertainty.
+uncertainty or the entropy.
 """
 
 import copy
@@ -16,8 +16,10 @@ import hetsngp
 from hetsngp.functional.ood import ClassSums
 from hetsngp.nn.extractor import Features
 from hetsngp.nn.heads import GaussianHead
+from hetsngp.nn.ood import MAX_FEATURES
 from hetsngp.nn.posteriors import Statistics
 from hetsngp.posterior.cross_fitting import cross_fit_posterior
+from hetsngp.serving.decisions import set_thresholds
 
 X, Y = toy.blobs(3, 100, flip=0.2)
 TRAIN, HELD_OUT = (X[::2], Y[::2]), (X[1::2], Y[1::2])
@@ -87,13 +89,59 @@ def test_it_grows_further_away_where_the_model_uncertainty_cannot() -> None:
     assert bool((far.ood_score[2:] > far.ood_score[:2]).all())
 
 
-@pytest.mark.parametrize("options", [{"link": "sigmoid"}, {"posterior": "none"}], ids=["sigmoid", "none"])
-def test_models_without_classes_or_without_a_posterior_keep_theirs(options: dict[str, Any]) -> None:
-    model = fitted(**options)
+@pytest.mark.parametrize("method", ["sngp", "deterministic"])
+def test_models_of_multi_hot_labels_keep_theirs(method: str) -> None:
+    model = fitted(method, link="sigmoid")
     assert model.head.ood_score is None
     prediction = model.predict(X)
-    field = "model_uncertainty" if "link" in options else "total_uncertainty"
+    field = "model_uncertainty" if method == "sngp" else "total_uncertainty"
     assert torch.equal(prediction.ood_score, getattr(prediction, field))
+
+
+def test_more_features_than_a_covariance_can_have_leave_the_entropy() -> None:
+    for number, expected in ((MAX_FEATURES, True), (MAX_FEATURES + 1, False)):
+        model = hetsngp.build("deterministic", Features(number), 3)
+        assert (model.head.ood_score is not None) == expected
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("deterministic", {}), ("heteroscedastic", {}), ("hetsngp", {"posterior": "none"})],
+    ids=["deterministic", "heteroscedastic", "none"],
+)
+def test_without_a_posterior_it_has_the_entropy_and_the_distance(
+    method: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    model = fitted(method, **options)
+    x = HELD_OUT[0]
+    prediction = model.predict(x)
+    h, train = x.double(), TRAIN[0].double()
+    if options:
+        normalizer = model.head.latent.normalizer  # type: ignore[union-attr]
+        h, train = (normalizer.normalized(part).double() for part in (x, TRAIN[0]))
+    parts = [prediction.total_uncertainty, textbook_distance(train, TRAIN[1], h)]
+    shares = [(part.double()[:, None] <= part.double()).double().mean(1) for part in parts]
+    expected = -sum(share.log() for share in shares)  # type: ignore[union-attr]
+    common = torch.stack(shares).amin(0) > 0.12
+    assert int(common.sum()) > 60
+    torch.testing.assert_close(prediction.ood_score.double()[common], expected[common], rtol=0, atol=0.1)
+    far = model.predict(torch.cat([ELSEWHERE, 10 * ELSEWHERE])).ood_score
+    hetsngp.save(model, tmp_path / "model")
+    loaded = hetsngp.load(tmp_path / "model", backbone=Features(2, "mlp"))
+    assert torch.equal(loaded.predict(x).ood_score, prediction.ood_score)
+    if method == "deterministic":  # confident and far from every class, whatever its entropy
+        assert float(far.min()) > float(prediction.ood_score.max())
+    hetsngp.fit_posterior(model, [TRAIN])
+    assert torch.equal(model.predict(x).ood_score, model.predict(x).total_uncertainty)
+
+
+def test_an_ensemble_without_posteriors_calls_unfamiliar_what_its_members_disagree_on() -> None:
+    """Entropy is in its score, and ambiguous inputs are not unfamiliar."""
+    ensemble = hetsngp.Ensemble([fitted("deterministic"), fitted("heteroscedastic")])
+    thresholds = set_thresholds(ensemble.predict(HELD_OUT[0]), HELD_OUT[1])
+    assert thresholds.score == "model_uncertainty"
+    one = set_thresholds(fitted("deterministic").predict(HELD_OUT[0]), HELD_OUT[1])
+    assert one.unfamiliar is None
 
 
 def test_without_held_out_data_it_is_the_model_uncertainty() -> None:
@@ -116,8 +164,9 @@ def test_it_is_saved_copied_and_moved(tmp_path: Path) -> None:
     torch.testing.assert_close(wide.float(), expected, rtol=1e-3, atol=1e-3)
 
 
-def test_it_is_exported_with_a_dynamic_batch() -> None:
-    model = fitted()
+@pytest.mark.parametrize("method", ["hetsngp", "deterministic"])
+def test_it_is_exported_with_a_dynamic_batch(method: str) -> None:
+    model = fitted(method)
     module = model.prediction_module()
     program = torch.export.export(module, (X[:4],), dynamic_shapes=({0: torch.export.Dim("batch")},))
     found = program.module()(torch.cat([X, ELSEWHERE]))["ood_score"]
@@ -181,11 +230,13 @@ def test_soft_targets_that_are_one_hot_give_the_same_score() -> None:
     torch.testing.assert_close(model.predict(X).ood_score, expected, rtol=5e-3, atol=5e-3)
 
 
-def test_folds_give_their_held_out_scores_to_the_model_of_all_data() -> None:
+@pytest.mark.parametrize("method", ["sngp", "deterministic"])
+def test_folds_give_their_held_out_scores_to_the_model_of_all_data(method: str) -> None:
     """One fold of the training data, with the examples held out from it: what ``fit_posterior`` does."""
-    model = trained("sngp")
+    model = trained(method)
     cross_fit_posterior(model, [TRAIN], [(copy.deepcopy(model), [TRAIN], [HELD_OUT])])
-    expected = fitted("sngp").predict(X).ood_score
+    expected = fitted(method).predict(X).ood_score
+    assert not torch.equal(expected, fitted(method).predict(X).total_uncertainty)
     torch.testing.assert_close(model.predict(X).ood_score, expected, rtol=1e-4, atol=1e-4)
 
 
