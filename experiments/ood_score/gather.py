@@ -104,11 +104,11 @@ def _weighted(scores: dict[str, Tensor], part: str, known: np.ndarray, other: np
     return np.asarray((below * found).sum(1) / (known.sum(1) * other.sum(1)))
 
 
-def difference(networks: list[tuple[int, Scores]], one: str, two: str) -> dict[str, list[float]]:
-    """Mean difference of two scores over networks (split, scores), and its 95 % interval, near and far."""
+def difference(pairs: Sequence[tuple[int, dict[str, Tensor], dict[str, Tensor]]]) -> dict[str, list[float]]:
+    """Mean difference of two scores (split, one, other), and its 95 % interval, near and far."""
     out = {}
     for part in PARTS[1:]:
-        each = np.mean([resampled(s[one], s[two], part, split) for split, s in networks], axis=0)
+        each = np.mean([resampled(one, other, part, split) for split, one, other in pairs], axis=0)
         low, middle, high = np.quantile(each, [0.025, 0.5, 0.975])
         out[part] = [round(float(value), 4) for value in (middle, low, high)]
     return out
@@ -120,7 +120,8 @@ def group(found: dict[str, Any]) -> str | None:
     kind = "deterministic" if "deterministic" in name else "GP"
     if name.startswith("frozen"):
         return f"{name.split()[1].rstrip(',')}, frozen, {kind}"
-    return f"images, trained, {kind}" if found["stage"] == "second" else None
+    stages = {"second": f"images, trained, {kind}", "fourth": f"images, trained, seed 1, {kind}"}
+    return stages.get(found["stage"])
 
 
 def pair(values: dict[str, dict[str, float]], name: str) -> str:
@@ -209,7 +210,7 @@ def main() -> None:
     for folder in options.folders:
         for file in sorted(folder.glob("*.json")):
             found, values = read(file)
-            stages = {"2": "second", "3": "third"}
+            stages = {"2": "second", "3": "third", "4": "fourth"}
             found["stage"] = stages.get(folder.name[-1], "first") if "recipe" in found else "first"
             found["group"] = group(found)
             found["auroc"] = {
@@ -231,11 +232,23 @@ def main() -> None:
     baselines = [name.replace("GP", "deterministic") for name in gp]
     with_scores = list(zip(networks[len(kept) :], scores, strict=True))
     differences = {
-        name: difference([(n["split"], s) for n, s in with_scores if n["group"] == name], CHOSEN, MODEL)
-        if name in new_groups
-        else earlier["differences"][name]
+        f"{CHOSEN}, less {MODEL}: {name}": difference(
+            [(n["split"], s[CHOSEN], s[MODEL]) for n, s in with_scores if n["group"] == name]
+        )
         for name in gp
+        if name in new_groups
     }
+    last = {("deterministic" in n["name"], n["split"]): s for n, s in with_scores if n["stage"] == "fourth"}
+    pairs = [
+        (split, s["ood_score"], last[True, split]["ood_score"])
+        for (baseline, split), s in last.items()
+        if not baseline
+    ]
+    if pairs:
+        differences["ood_score of hetsngp, less that of deterministic: images, trained, seed 1"] = difference(
+            pairs
+        )
+    differences = {**earlier["differences"], **differences}
     trained = [each for each in networks if "recipe" in each]
     lines = [
         "# Study of OOD scores",
@@ -254,7 +267,7 @@ def main() -> None:
     ]
     lines += ["", "## Scores of GP heads, AUROC near / far", "", *scores_table(networks, gp)]
     lines += ["", "## Scores of deterministic heads", "", *scores_table(networks, baselines)]
-    lines += ["", f"## {CHOSEN}, less {MODEL}: difference and 95 % interval", ""]
+    lines += ["", "## Differences, with 95 % intervals", ""]
     lines += [f"- {name}: near {each['near']}, far {each['far']}" for name, each in differences.items()]
     text = "\n".join([*lines, ""])
     write_json(options.out / "study.json", {"networks": networks, "differences": differences})

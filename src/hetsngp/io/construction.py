@@ -123,7 +123,7 @@ def without_weights() -> Iterator[None]:
 def allocate(model: nn.Module, saved: Mapping[str, Tensor]) -> bool:
     """Give memory to every tensor on the meta device, in the precision of the ``saved`` one of that name.
 
-    False: there is one that is not saved.
+    False: there is one with elements that is not saved.
     """
     made: dict[int, Tensor] = {}
     kept = []  # an id is that of a tensor only while it lives
@@ -133,9 +133,10 @@ def allocate(model: nn.Module, saved: Mapping[str, Tensor]) -> bool:
                 continue
             full = f"{prefix}.{name}" if prefix else name
             if id(tensor) not in made:
-                if full not in saved:
+                like = saved.get(full)
+                if like is None and tensor.numel():
                     return False
-                dtype = saved[full].dtype if saved[full].is_floating_point() else tensor.dtype
+                dtype = tensor.dtype if like is None or not like.is_floating_point() else like.dtype
                 new = torch.empty_like(tensor, dtype=dtype, device="cpu")
                 is_parameter = isinstance(tensor, nn.Parameter)
                 made[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if is_parameter else new

@@ -339,8 +339,11 @@ def test_buffers_that_are_not_saved_are_the_networks_own(tmp_path: Path) -> None
         assert all(torch.equal(t, buffers[name]) for name, t in twin.named_buffers())
 
 
-def test_initial_values_are_not_drawn(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", ["deterministic", "hetsngp"])
+def test_initial_values_are_not_drawn(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are made once: those of the file."""
+    saved = tmp_path / "model"
+    hetsngp.save(hetsngp.convert(bert(), method, TOKENS), saved)
     drawn: list[int] = []
     normal = torch.Tensor.normal_
 
