@@ -13,6 +13,7 @@ needed: min_c ‖v − m_c‖² − Σ_i v_i²/(1 + λ_i), m_c = Vᵀ(μ_c − �
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,10 +27,10 @@ TAIL = 0.1
 FEWEST = 5
 # Most levels of the table.
 LEVELS = 64
-# Narrowest piece of a table, relative to the width of its upper half. A steeper one multiplies rounding.
+# Narrowest piece of a table, relative to the width of its upper half, and as a multiple of the error of the
+# values: a steeper one multiplies errors and rounding.
 NARROWEST = 1e-3
-# The same, relative to the values (or to one): ten times the error of a model uncertainty, some 1e-4 nats.
-ERROR = 1e-3
+ERRORS = 3
 
 
 class ClassSums(NamedTuple):
@@ -116,8 +117,11 @@ class TailTable(NamedTuple):
     """(S, L) of the pieces that begin at the knots."""
 
 
-def tail_table(values: Tensor, weight: Tensor | None = None) -> TailTable:
-    """Table of −log P(S ≥ s) from values (n, S) of held-out in-distribution examples; weight: (n,).
+def tail_table(
+    values: Tensor, weight: Tensor | None = None, *, errors: Sequence[float] | None = None
+) -> TailTable:
+    """Table of −log P(S ≥ s) from values (n, S) of held-out in-distribution examples; weight: (n,);
+    ``errors``: of each score, relative to its values or to one, whichever is larger (1e-6).
 
     Shares of examples up to the highest tenth, and an exponential tail with the median excess of those: one
     example that is far from all others must not flatten it. On the CPU, in float64.
@@ -130,7 +134,7 @@ def tail_table(values: Tensor, weight: Tensor | None = None) -> TailTable:
     levels = torch.linspace(0, 1 - tail, number, dtype=values.dtype)
     heights = -torch.log1p(-levels)
     knots, slopes = [], []
-    for each in values:
+    for each, error in zip(values, [1e-6] * len(values) if errors is None else errors, strict=True):
         ordered, order = each.sort()
         below = weight[order].cumsum(0) - weight[order]  # of examples that are smaller
         rows = torch.searchsorted(below / weight.sum(), levels, right=True).sub_(1).clamp_(0, count - 1)
@@ -139,16 +143,19 @@ def tail_table(values: Tensor, weight: Tensor | None = None) -> TailTable:
         passed = weight[order][beyond].cumsum(0)
         median = ordered[beyond][int(torch.searchsorted(passed, passed[-1] / 2))]
         half = knot[-1] - knot[number // 2]
-        narrowest = NARROWEST * half + ERROR * knot[-1].abs().clamp_min(1.0)
-        width, rise = knot.diff(), heights.diff()
-        # A step, of nearly equal values, is climbed by the next piece that is wide enough.
-        slope = torch.zeros_like(knot)
+        narrowest = NARROWEST * half + ERRORS * error * knot[-1].abs().clamp_min(1.0)
+        tail_slope = math.log(2) / (median - knot[-1]).maximum(narrowest)
+        knot = torch.cat([knot, knot[-1:] + narrowest])
+        width, rise = knot.diff(), heights.diff().tolist()
+        # A step, of nearly equal values, is climbed by the next piece that is wide enough, or at the tail.
+        slope = tail_slope.expand_as(knot).clone()
         carried = 0.0
-        for j in range(len(width)):
-            carried += float(rise[j])
-            if float(width[j]) > float(narrowest):
-                slope[j], carried = carried / width[j], 0.0
-        slope[-1] = math.log(2) / (median - knot[-1]).maximum(narrowest)
+        for j, height in enumerate(rise):
+            carried += height
+            wide = float(width[j]) > float(narrowest)
+            slope[j], carried = (carried / width[j], 0.0) if wide else (0.0, carried)
+        if carried:
+            slope[-2] = carried / narrowest
         knots.append(knot)
         slopes.append(slope)
     return TailTable(torch.stack(knots), torch.stack(slopes))

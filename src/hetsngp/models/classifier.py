@@ -168,21 +168,22 @@ def map_batch(x: Any, fn: Callable[[Any], Any]) -> Any:
 # --- the model ------------------------------------------------------------------------------------------
 
 _STALE = (
-    "the model was trained after its posterior was fitted: call hetsngp.fit_posterior(model, loader) again"
+    "the model was trained after fit_posterior: call hetsngp.fit_posterior(model, loader) again, with "
+    "calibration data where it had any"
 )
 
 
 class Classifier(nn.Module):
     """A backbone x → h and a head h → f → u → p. Made by :func:`hetsngp.build`.
 
-    A prediction after the weights have changed since the posterior was fitted warns once, in whatever mode
-    they changed: by an optimiser, ``load_state_dict`` or an edit in place (not by one of ``parameter.data``,
+    A prediction after the weights have changed since ``fit_posterior`` warns once, in whatever mode they
+    changed: by an optimiser, ``load_state_dict`` or an edit in place (not by one of ``parameter.data``,
     which torch does not record). Moving or converting the model does not count, nor does writing the same
     values.
     """
 
     _fitted_weights: FittedWeights | None = None
-    """Weights that the posterior was fitted with; None: not known, or no posterior."""
+    """Weights that posterior and OOD score were fitted with; None: not known, or neither is fitted."""
     _known_stale = False
     """Whether weights were seen to change since."""
 
@@ -382,7 +383,10 @@ class Classifier(nn.Module):
 
     @property
     def temperature(self) -> Tensor:
-        """Temperature τ of predictions; setting it also sets that of ``model(x)`` and of training."""
+        """Temperature τ of predictions; setting it also sets that of ``model(x)`` and of training.
+
+        ``ood_score`` goes on comparing with held-out examples at the temperature that calibration chose.
+        """
         return self.head.temperature
 
     @temperature.setter
@@ -469,7 +473,7 @@ class Classifier(nn.Module):
 
     @property
     def _trained_since_fit(self) -> bool:
-        """Whether weights have changed since the posterior was fitted, also where no training was seen."""
+        """Whether weights have changed since ``fit_posterior``, also where no training was seen."""
         return self._is_stale(marks_of(self))
 
     @_trained_since_fit.setter
@@ -477,7 +481,7 @@ class Classifier(nn.Module):
         self._known_stale = bool(trained)
 
     def _is_stale(self, marks: Marks | None) -> bool:
-        if self._known_stale or not self._has_filled_posterior:
+        if self._known_stale or not self._is_fitted:
             return self._known_stale
         if marks is None or marks == self._seen.compared or not eager(self.temperature):
             return False
@@ -491,19 +495,25 @@ class Classifier(nn.Module):
         return False
 
     @property
-    def _has_filled_posterior(self) -> bool:
-        posterior = self.head.posterior
-        return posterior is not None and posterior.needs_fit and posterior.is_filled
+    def _is_fitted(self) -> bool:
+        """Whether the head has anything that was fitted with the weights."""
+        return any(tensor.numel() for tensor in self._fitted_tensors().values())
+
+    def _fitted_tensors(self) -> dict[str, Tensor]:
+        """Tensors of the posterior and of the OOD score; those that are not fitted are empty."""
+        posterior, score = self.head.posterior, self.head.ood_score
+        found = {} if posterior is None else {name: getattr(posterior, name) for name in posterior.shapes()}
+        return found | (
+            {} if score is None else {f"ood.{name}": getattr(score, name) for name in score.names}
+        )
 
     def _weights_now(self) -> FittedWeights:
-        posterior = self.head.posterior
-        assert posterior is not None
-        return FittedWeights.of(self, {name: getattr(posterior, name) for name in posterior.shapes()})
+        return FittedWeights.of(self, self._fitted_tensors())
 
     def _record_weights(self) -> None:
         """Take the present weights for those that the posterior was fitted with."""
         marks = marks_of(self)
-        known = marks is not None and self._has_filled_posterior
+        known = marks is not None and self._is_fitted
         self._fitted_weights = self._weights_now() if known else None
         self._seen.compared = marks
 
@@ -568,7 +578,7 @@ class Classifier(nn.Module):
         if torch.is_grad_enabled():
             self._seen = Seen()  # a fused optimiser writes to the weights without a mark
             if self.training:
-                self._trained_since_fit = self._has_filled_posterior
+                self._trained_since_fit = self._is_fitted
         with explain_failure(x, self.backbone):
             h = self.backbone(x)
         rows = len(x) if self._keeps_rows and isinstance(x, Tensor) and x.dim() > 0 else None

@@ -20,7 +20,7 @@ from hetsngp.functional.ood import ClassSums
 from hetsngp.functional.sampling import draw_seed
 from hetsngp.nn.latent import LinearLatent, PrecomputedGP, RandomFeatureGP
 from hetsngp.nn.noise import Noise
-from hetsngp.nn.ood import MAX_FEATURES, OODScore
+from hetsngp.nn.ood import MAX_ELEMENTS, OODScore
 from hetsngp.nn.posteriors import (
     KroneckerPosterior,
     MomentumPosterior,
@@ -33,6 +33,9 @@ from hetsngp.validation import check_multi_hot, check_targets
 
 # Distance between the seeds of members: with equal points their integration errors would not average out.
 MEMBER_SEED = 7919
+# Errors of the parts of an OOD score, relative or of values below one: those of float32 arithmetic, and of an
+# entropy or a model uncertainty that is an integral.
+ROUNDING_ERROR, INTEGRATION_ERROR = 1e-6, 1e-4
 
 
 @dataclass(frozen=True)
@@ -220,8 +223,8 @@ class GaussianHead(Head):
             num_features = latent.linear.in_features
         else:
             num_features = latent.normalizer.out_features
-        if not self.sigmoid and num_features <= MAX_FEATURES:
-            self.ood = OODScore(num_features, num_parts=3 if self.has_posterior else 2)
+        if not self.sigmoid and num_features * max(num_features, num_classes) <= MAX_ELEMENTS:
+            self.ood = OODScore(num_features, self._part_errors)
 
     def backbone_features(self, h: Tensor) -> Tensor:
         return self.latent.backbone_features(h) if isinstance(self.latent, PrecomputedGP) else h
@@ -491,6 +494,13 @@ class GaussianHead(Head):
         energy = -(latent.mean / self.temperature.to(h)).logsumexp(-1)
         energy = energy.unflatten(0, (-1, self.num_members)).mean(1)
         return self.ood_score.parts([energy, prediction.model_uncertainty], z)
+
+    @property
+    def _part_errors(self) -> tuple[float, ...]:
+        """Errors of the parts of the OOD score: an integral has more than rounding."""
+        if self.has_posterior:
+            return ROUNDING_ERROR, INTEGRATION_ERROR, ROUNDING_ERROR
+        return (ROUNDING_ERROR if self.noise is None else INTEGRATION_ERROR), ROUNDING_ERROR
 
     def _normalized(self, h: Tensor) -> Tensor:
         """z, the input of the kernel, or h itself under a linear layer: (B, D)."""

@@ -26,8 +26,8 @@ from hetsngp.functional.ood import (
 from hetsngp.nn.precision import KeepsPrecision
 
 _DENSITY, _TABLE = Discriminants._fields, TailTable._fields
-MAX_FEATURES = 5000
-"""Most features of a density: its covariance has 200 MB then."""
+MAX_ELEMENTS = 5000**2
+"""Most elements of a covariance, and of the class means: 200 MB in float64."""
 
 
 class OODScore(KeepsPrecision):
@@ -35,7 +35,8 @@ class OODScore(KeepsPrecision):
 
     Buffers are empty until ``fit_posterior`` has training data for the density, and held-out data for the
     tables. Those that are empty are not in the state dict, so that a model that is not calibrated has the
-    tensors of release 0.1. ``num_parts``: of the score, the distance among them.
+    tensors of release 0.1. ``errors``: of each part of the score, the distance last, as in
+    :func:`hetsngp.functional.ood.tail_table`.
     """
 
     center: Tensor
@@ -47,9 +48,9 @@ class OODScore(KeepsPrecision):
     names = (*_DENSITY, *_TABLE)
     """Names of the buffers."""
 
-    def __init__(self, num_features: int, num_parts: int) -> None:
+    def __init__(self, num_features: int, errors: Sequence[float]) -> None:
         super().__init__()
-        self.num_features, self.num_parts = num_features, num_parts
+        self.num_features, self.errors = num_features, tuple(errors)
         for name in self.names:
             self.register_buffer(name, torch.empty(0), persistent=False)
 
@@ -71,7 +72,7 @@ class OODScore(KeepsPrecision):
 
     def fit_tables(self, parts: Tensor, weight: Tensor | None = None) -> None:
         """Set the tables from the parts of the score of held-out examples (n, S)."""
-        self._store(tail_table(parts, weight))
+        self._store(tail_table(parts, weight, errors=self.errors))
 
     def _store(self, found: Discriminants | TailTable) -> None:
         dtype = torch.promote_types(self.center.dtype, torch.float32)
@@ -120,8 +121,8 @@ class OODScore(KeepsPrecision):
             "projection": (self.num_features, *rank),
             "class_means": (*shapes["class_means"][:1], *rank),
             "precisions": rank,
-            "knots": (self.num_parts, *levels),
-            "slopes": (self.num_parts, *levels),
+            "knots": (len(self.errors), *levels),
+            "slopes": (len(self.errors), *levels),
         }
         wrong = [f"{name} {shapes[name]}" for name in found if shapes[name] != expected[name]]
         return f"has shapes that do not belong together: {', '.join(wrong)}" if wrong else None

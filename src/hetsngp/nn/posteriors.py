@@ -38,18 +38,20 @@ class Statistics:
         wide = _wide(self.sums)
         more = other.sums.to(wide.device)
         sums = wide + more if wide is self.sums else wide.add_(more)
-        return self._with_sums(sums, other)
+        return self._with_sums(sums, other, torch.add)
 
     def __iadd__(self, other: Statistics) -> Statistics:
         # In the memory of the sums, K·m² for the exact posterior.
         if self.sums.dtype != torch.float64:
             return self + other
-        return self._with_sums(self.sums.add_(other.sums.to(self.sums.device)), other)
+        return self._with_sums(self.sums.add_(other.sums.to(self.sums.device)), other, Tensor.add_)
 
-    def _with_sums(self, sums: Tensor, other: Statistics) -> Statistics:
+    def _with_sums(
+        self, sums: Tensor, other: Statistics, add: Callable[[Tensor, Tensor], Tensor]
+    ) -> Statistics:
         classes = None
         if self.classes is not None and other.classes is not None:
-            classes = ClassSums(*(a + b for a, b in zip(self.classes, other.classes, strict=True)))
+            classes = ClassSums(*(add(a, b) for a, b in zip(self.classes, other.classes, strict=True)))
         return Statistics(self.count + other.count, sums, self.fisher + other.fisher, classes)
 
     def reduced(self, reduce: Callable[[Tensor], Tensor]) -> Statistics:
@@ -565,7 +567,7 @@ def checksum(tensor: Tensor) -> int:
 
 @dataclass(frozen=True)
 class FittedWeights:
-    """Checksums of the weights, and of the posterior that was fitted with them."""
+    """Checksums of the weights, and of posterior and OOD score that were fitted with them."""
 
     weights: dict[str, tuple[torch.dtype, int]]
     posterior: dict[str, int]

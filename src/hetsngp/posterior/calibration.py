@@ -33,7 +33,7 @@ CALIBRATION_BATCH_SIZE = 512
 TOLERANCE = 0.01
 # Most held-out examples that the tail probabilities of the OOD score are from: each is a whole prediction.
 OOD_EXAMPLES = 10_000
-# Fewest: with less it stays the model uncertainty.
+# Fewest: with less it stays the model uncertainty, or the entropy.
 FEWEST_OOD_EXAMPLES = 20
 
 

@@ -48,6 +48,7 @@ def cross_fit_posterior(
         for fold_model, _, calibration in folds:
             fold_model.head.reset_calibration()
             pairs.append((fold_model, collect_held_out(fold_model, calibration)))
+        model.head.reset_calibration()
         chosen = choose_temperature(pairs)
         for temperature in (model.head.temperature, model.head.mode_temperature):
             temperature.copy_(pairs[0][0].temperature)
@@ -55,9 +56,9 @@ def cross_fit_posterior(
             fisher = mean_fisher(pairs)
             for (fold_model, held_out), (_, training, _) in zip(pairs, folds, strict=True):
                 _fit(fold_model, training, held_out, fisher)
-            count = _fit(model, loader, None, fisher)
+            chosen["count"] = _fit(model, loader, None, fisher)
             if model.head.has_posterior:
-                chosen |= {"posterior": posterior_of(model).name, "count": count}
+                chosen["posterior"] = posterior_of(model).name
                 chosen |= choose_scale(pairs, (), tolerance)
                 posterior_of(model).scale.fill_(chosen["scale"])
                 model.head.temperature.copy_(pairs[0][0].temperature)

@@ -48,7 +48,7 @@ class PosteriorReport:
     posterior: str = "none"
     """Kind of posterior."""
     count: float = 0
-    """Number of training examples, or their total weight."""
+    """Number of training examples, or their total weight; 0 where they were not read."""
     scale: float = 1.0
     """Factor on the posterior variance."""
     held_out: float = 0
@@ -138,8 +138,9 @@ def fit_posterior(
     gives the Kronecker posterior its output Hessian, picks the largest posterior scale whose NLL is as good
     as the best, sets the temperature again for predictions under that posterior, and gives ``ood_score`` its
     tail probabilities. As good is worse by no more than a standard error or ``tolerance`` nats: a smaller
-    tolerance calibrates ID inputs better, a larger one separates OOD inputs better. Without a posterior the
-    pass gives ``ood_score`` its density; there is none without ``calibration``.
+    tolerance calibrates ID inputs better, a larger one separates OOD inputs better. The pass also gives
+    ``ood_score`` its density, where there are at least 20 examples to calibrate on and a covariance of the
+    features has at most 200 MB; without posterior and ``calibration`` ``loader`` is not read.
     ``progress`` is called with the number of examples after each batch. For an ensemble the result is a list;
     its members are calibrated one by one, and then their temperatures are multiplied by a common factor that
     the NLL of the mixture chooses (softmax only).
@@ -249,11 +250,12 @@ def _fit_and_calibrate(
     scored = held_out is not None and model.head.ood_score is not None
     if model.head.has_posterior or scored:
         total = collect_statistics(model, loader, progress, held_out, reduce, with_classes=scored)
+        chosen["count"] = total.count
         if model.head.has_posterior:
             posterior = posterior_of(model)
             posterior.scale.fill_(1.0)
             posterior.fit(total, None if held_out is None else held_out_fisher(model, held_out))
-            chosen |= {"posterior": posterior.name, "count": total.count}
+            chosen["posterior"] = posterior.name
             if held_out is not None:
                 chosen |= choose_scale([(model, held_out)], further, tolerance)
         if held_out is not None:

@@ -352,7 +352,7 @@ def test_a_model_that_was_trained_since_is_fitted_afterwards() -> None:
             warnings.simplefilter("error")
             model.predict(X)
         step(model)
-        with pytest.warns(UserWarning, match="trained after its posterior was fitted"):
+        with pytest.warns(UserWarning, match="trained after fit_posterior"):
             model.predict(X)
 
 

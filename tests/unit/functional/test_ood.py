@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -145,3 +146,22 @@ def test_equal_held_out_values_do_not_hide_larger_ones() -> None:
     table = tail_table(torch.zeros(50, 1))
     assert float(tail_score(torch.zeros(1, 1), table)) == 0
     assert float(tail_score(torch.full((1, 1), 0.1), table)) > -math.log(1e-3)
+
+
+def test_the_ranks_of_small_values_are_kept_down_to_their_error() -> None:
+    """Entropies of a confident network have a median of 1e-3 nats and little more error than rounding."""
+    values = 1e-3 * torch.randn(500, 1, generator=torch.Generator().manual_seed(0)).double().exp()
+    ranks = values[:, 0].argsort().argsort().double()
+    for error, correlated in ((1e-6, True), (1e-3, False)):
+        scores = tail_score(values, tail_table(values, errors=[error]))
+        found = np.corrcoef(ranks, scores.argsort(stable=True).argsort().double())[0, 1]
+        assert (found > 0.999) == correlated
+
+
+def test_equal_values_below_the_tail_are_climbed_before_it() -> None:
+    """Half of the values are one; any that is larger is beyond the highest tenth."""
+    values = torch.cat([torch.linspace(0, 0.9, 100), torch.ones(100)]).double().unsqueeze(1)
+    table = tail_table(values)
+    just_above, below = tail_score(torch.tensor([[1.001], [0.9]]).double(), table).tolist()
+    assert just_above >= math.log(10) - 1e-6
+    assert below == pytest.approx(math.log(2), abs=0.1)

@@ -655,7 +655,7 @@ def test_weights_are_looked_at_again_only_after_changes(monkeypatch: pytest.Monk
     assert len(looks) == 1
     with torch.no_grad():
         next(model.parameters()).mul_(2)
-    with pytest.warns(UserWarning, match="after its posterior was fitted"):
+    with pytest.warns(UserWarning, match="trained after fit_posterior"):
         model.predict(X)
     assert len(looks) == 2
 

@@ -26,7 +26,7 @@ def _warns(model: Any) -> bool:
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         model.predict(x)
-    return any("after its posterior was fitted" in str(warning.message) for warning in found)
+    return any("trained after fit_posterior" in str(warning.message) for warning in found)
 
 
 def _edited(change: Callable[[Tensor], Any]) -> Change:
@@ -152,7 +152,7 @@ def test_saved_models_know_it(tmp_path: Path) -> None:
 
 def test_the_view_on_features_knows_it() -> None:
     model = _scaled(toy.trained("sngp"))
-    with pytest.warns(UserWarning, match="after its posterior was fitted"):
+    with pytest.warns(UserWarning, match="trained after fit_posterior"):
         model.on_features().predict(torch.zeros(2, 16))
 
 

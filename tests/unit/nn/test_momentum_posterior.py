@@ -118,7 +118,7 @@ def test_staleness_is_noticed_with_a_lazy_factor() -> None:
         model.predict(X)
     with torch.no_grad():
         model.head.latent.beta.mul_(1.5)
-    with pytest.warns(UserWarning, match="trained after its posterior"):
+    with pytest.warns(UserWarning, match="trained after fit_posterior"):
         model.predict(X)
     model.update_posterior(X)
     with warnings.catch_warnings():

@@ -3,6 +3,7 @@ uncertainty or the entropy.
 """
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import hetsngp
 from hetsngp.functional.ood import ClassSums
 from hetsngp.nn.extractor import Features
 from hetsngp.nn.heads import GaussianHead
-from hetsngp.nn.ood import MAX_FEATURES
 from hetsngp.nn.posteriors import Statistics
 from hetsngp.posterior.cross_fitting import cross_fit_posterior
 from hetsngp.serving.decisions import set_thresholds
@@ -98,10 +98,27 @@ def test_models_of_multi_hot_labels_keep_theirs(method: str) -> None:
     assert torch.equal(prediction.ood_score, getattr(prediction, field))
 
 
-def test_more_features_than_a_covariance_can_have_leave_the_entropy() -> None:
-    for number, expected in ((MAX_FEATURES, True), (MAX_FEATURES + 1, False)):
-        model = hetsngp.build("deterministic", Features(number), 3)
-        assert (model.head.ood_score is not None) == expected
+@pytest.mark.parametrize(
+    ("features", "classes", "expected"), [(5000, 3, True), (5001, 3, False), (2, 12_500_001, False)]
+)
+def test_a_density_that_is_too_large_is_left_out(features: int, classes: int, expected: bool) -> None:
+    with torch.device("meta"):
+        model = hetsngp.build("deterministic", Features(features), classes)
+    assert (model.head.ood_score is not None) == expected
+
+
+def test_training_after_calibration_is_noticed_without_a_posterior(tmp_path: Path) -> None:
+    """The entropy belongs to any weights, the density of the features does not."""
+    model = fitted("deterministic")
+    model.loss(*TRAIN).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    model.eval()
+    with pytest.warns(UserWarning, match="trained after fit_posterior"):
+        model.predict(X)
+    hetsngp.fit_posterior(model, [TRAIN], [HELD_OUT])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.predict(X)
 
 
 @pytest.mark.parametrize(

@@ -340,7 +340,7 @@ def test_fold_models_can_predict_afterwards() -> None:
         fold.train()
         fold.loss(*data()[:2])
         fold.eval()
-    with pytest.warns(UserWarning, match="trained after its posterior was fitted"):
+    with pytest.warns(UserWarning, match="trained after fit_posterior"):
         folds[0].predict(data()[0])
     report = cross_fit_posterior(
         model, part(slice(None)), [(folds[0], part(B), part(A)), (folds[1], part(A), part(B))]
