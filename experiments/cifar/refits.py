@@ -227,7 +227,8 @@ def report(content: Mapping[str, Any]) -> str:
         "",
         "## Posteriors",
         "",
-        f"AUROC of `ood_score` (without a posterior: of entropy and distance) against {content['near']} (near) and",
+        "AUROC of `ood_score` (without a posterior: of entropy and distance) against "
+        f"{content['near']} (near) and",
         f"{content['far']} (far). Seconds to fit and calibrate, and to predict test images from features.",
         "",
         *table(

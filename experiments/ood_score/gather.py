@@ -150,7 +150,7 @@ def settings_table(networks: list[dict[str, Any]]) -> list[str]:
         "NLL",
         "ECE",
         "scale",
-        "AUROC: model uncertainty",
+        "AUROC: model uncertainty or entropy",
         "chosen score",
     ]
     lines = ["| " + " | ".join(heads) + " |"]
@@ -175,7 +175,8 @@ def settings_table(networks: list[dict[str, Any]]) -> list[str]:
         first = MODEL if MODEL in means["near"] else "entropy"
         last = CHOSEN if CHOSEN in means["near"] else DETERMINISTIC_CHOSEN
         splits = " and ".join(str(run["split"]) for run in runs)
-        cells = [name, splits, *cells, scales, pair(means, first), pair(means, last)]
+        seed = f", seed {runs[0]['seed']}" if runs[0].get("seed") else ""
+        cells = [name + seed, splits, *cells, scales, pair(means, first), pair(means, last)]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -242,7 +243,7 @@ def main() -> None:
     pairs = [
         (split, s["ood_score"], last[True, split]["ood_score"])
         for (baseline, split), s in last.items()
-        if not baseline
+        if not baseline and (True, split) in last
     ]
     if pairs:
         differences["ood_score of hetsngp, less that of deterministic: images, trained, seed 1"] = difference(

@@ -327,9 +327,9 @@ class Prediction:
     ood_score: Any
     """(B,) higher = less like the training data. With held-out data: Σ −log of the shares of held-out
     examples whose energy, model uncertainty and distance from the classes are as high; of entropy and
-    distance where there is no posterior. Without held-out data, under the sigmoid and for more than 5,000
-    features: the model uncertainty, or the entropy. Posterior Network: −log of its evidence. Ensembles: their
-    members' mean plus disagreement. Why: docs/decisions.md."""
+    distance where there is no posterior. With fewer than 20 held-out examples, under the sigmoid and for more
+    than 5,000 features: the model uncertainty, or the entropy. Posterior Network: −log of its evidence.
+    Ensembles: their members' mean plus disagreement. Why: docs/decisions.md."""
     member_uncertainty: Any
     """(B,) the part of ``model_uncertainty`` that is disagreement between members, I(y; member); 0 for one.
     """
