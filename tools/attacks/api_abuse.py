@@ -1073,7 +1073,7 @@ def _warns_of_stale(model: Any, expected: bool) -> None:
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         prediction = model.predict(blobs()[0].to(dtype))
-    stale = any("after its posterior was fitted" in str(warning.message) for warning in found)
+    stale = any("trained after fit_posterior" in str(warning.message) for warning in found)
     if stale is not expected:
         raise Wrong("a stale posterior is not noticed" if expected else "false alarm of a stale posterior")
     check_prediction(prediction)

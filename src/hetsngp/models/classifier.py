@@ -511,7 +511,7 @@ class Classifier(nn.Module):
         return FittedWeights.of(self, self._fitted_tensors())
 
     def _record_weights(self) -> None:
-        """Take the present weights for those that the posterior was fitted with."""
+        """Take the present weights for those that ``fit_posterior`` saw."""
         marks = marks_of(self)
         known = marks is not None and self._is_fitted
         self._fitted_weights = self._weights_now() if known else None
