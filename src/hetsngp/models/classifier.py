@@ -486,8 +486,8 @@ class Classifier(nn.Module):
         if marks is None or marks == self._seen.compared or not eager(self.temperature):
             return False
         before, now = self._fitted_weights, self._weights_now()
-        if before is None or before.posterior != now.posterior:
-            self._fitted_weights = now  # these weights came with a posterior of their own
+        if before is None or before.fitted != now.fitted:
+            self._fitted_weights = now  # these weights came with a fit of their own
         elif before.differ_from(now):
             self._trained_since_fit = True
             return True
@@ -496,19 +496,17 @@ class Classifier(nn.Module):
 
     @property
     def _is_fitted(self) -> bool:
-        """Whether the head has anything that was fitted with the weights."""
-        return any(tensor.numel() for tensor in self._fitted_tensors().values())
-
-    def _fitted_tensors(self) -> dict[str, Tensor]:
-        """Tensors of the posterior and of the OOD score; those that are not fitted are empty."""
+        """Whether the head has a posterior or an OOD score that was fitted with the weights."""
         posterior, score = self.head.posterior, self.head.ood_score
-        found = {} if posterior is None else {name: getattr(posterior, name) for name in posterior.shapes()}
-        return found | (
-            {} if score is None else {f"ood.{name}": getattr(score, name) for name in score.names}
-        )
+        if posterior is not None and posterior.needs_fit and posterior.is_filled:
+            return True
+        return score is not None and score.is_filled
 
     def _weights_now(self) -> FittedWeights:
-        return FittedWeights.of(self, self._fitted_tensors())
+        posterior, score = self.head.posterior, self.head.ood_score
+        fitted = {} if posterior is None else {name: getattr(posterior, name) for name in posterior.shapes()}
+        fitted |= {} if score is None else {f"ood.{name}": getattr(score, name) for name in score.names}
+        return FittedWeights.of(self, fitted)
 
     def _record_weights(self) -> None:
         """Take the present weights for those that ``fit_posterior`` saw."""

@@ -570,12 +570,12 @@ class FittedWeights:
     """Checksums of the weights, and of posterior and OOD score that were fitted with them."""
 
     weights: dict[str, tuple[torch.dtype, int]]
-    posterior: dict[str, int]
+    fitted: dict[str, int]
 
     @staticmethod
-    def of(model: nn.Module, posterior: dict[str, Tensor]) -> FittedWeights:
+    def of(model: nn.Module, fitted: dict[str, Tensor]) -> FittedWeights:
         weights = {name: (p.dtype, checksum(p)) for name, p in model.named_parameters()}
-        return FittedWeights(weights, {name: checksum(t) for name, t in posterior.items()})
+        return FittedWeights(weights, {name: checksum(t) for name, t in fitted.items()})
 
     def differ_from(self, other: FittedWeights) -> bool:
         """Whether weights differ; those in another precision cannot be compared and count as equal."""

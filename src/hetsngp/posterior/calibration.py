@@ -297,14 +297,20 @@ def choose_scale(pairs: Pairs, leave_one_out: Pairs = (), tolerance: float = TOL
     return {"scale": scale, "nll": pool.mean(nll), "allowance": allowance, "scale_grid": grid}
 
 
+def can_score_ood(model: Classifier, pairs: Pairs) -> bool:
+    """Whether ``model`` has an OOD score, and there are enough held-out examples for it."""
+    enough = sum(len(held_out.h) for _, held_out in pairs) >= FEWEST_OOD_EXAMPLES
+    return model.head.ood_score is not None and enough
+
+
 def fit_ood_tables(model: Classifier, pairs: Pairs) -> None:
     """Set the tail probabilities of the OOD score of ``model``, where it has one, from held-out examples.
 
     Each is scored by the model it was held out from.
     """
-    total = sum(len(held_out.h) for _, held_out in pairs)
-    if model.head.ood_score is None or total < FEWEST_OOD_EXAMPLES:
+    if model.head.ood_score is None or not can_score_ood(model, pairs):
         return
+    total = sum(len(held_out.h) for _, held_out in pairs)
     parts, weights = [], []
     share = min(1.0, OOD_EXAMPLES / total)
     for fitted, held_out in pairs:

@@ -12,6 +12,7 @@ from hetsngp.models.classifier import Classifier
 from hetsngp.posterior.calibration import (
     TOLERANCE,
     HeldOut,
+    can_score_ood,
     choose_scale,
     choose_temperature,
     fit_ood_tables,
@@ -52,11 +53,12 @@ def cross_fit_posterior(
         chosen = choose_temperature(pairs)
         for temperature in (model.head.temperature, model.head.mode_temperature):
             temperature.copy_(pairs[0][0].temperature)
-        if model.head.has_posterior or model.head.ood_score is not None:
+        scored = can_score_ood(model, pairs)
+        if model.head.has_posterior or scored:
             fisher = mean_fisher(pairs)
             for (fold_model, held_out), (_, training, _) in zip(pairs, folds, strict=True):
-                _fit(fold_model, training, held_out, fisher)
-            chosen["count"] = _fit(model, loader, None, fisher)
+                _fit(fold_model, training, held_out, fisher, scored)
+            chosen["count"] = _fit(model, loader, None, fisher, scored)
             if model.head.has_posterior:
                 chosen["posterior"] = posterior_of(model).name
                 chosen |= choose_scale(pairs, (), tolerance)
@@ -69,11 +71,16 @@ def cross_fit_posterior(
     return record_report(model, report)
 
 
-def _fit(model: Classifier, loader: Iterable[Any], held_out: HeldOut | None, fisher: Tensor | None) -> float:
+def _fit(
+    model: Classifier,
+    loader: Iterable[Any],
+    held_out: HeldOut | None,
+    fisher: Tensor | None,
+    scored: bool,
+) -> float:
     """Fit the posterior of ``model``, where it has one, with the output Hessian of all folds, and the density
-    of its OOD score; return the number of examples.
+    of its OOD score if ``scored``; return the number of examples.
     """
-    scored = model.head.ood_score is not None
     total = collect_statistics(model, loader, None, held_out, with_classes=scored)
     if model.head.has_posterior:
         posterior_of(model).fit(total, fisher)

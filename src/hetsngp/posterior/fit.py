@@ -18,6 +18,7 @@ from hetsngp.nn.posteriors import Statistics
 from hetsngp.posterior.calibration import (
     TOLERANCE,
     HeldOut,
+    can_score_ood,
     choose_joint_temperature,
     choose_scale,
     choose_temperature,
@@ -247,7 +248,7 @@ def _fit_and_calibrate(
     further = [] if leave_one_out is None else [(model, leave_one_out)]
     model.head.reset_calibration()
     chosen = {} if held_out is None else choose_temperature([(model, held_out)], further)
-    scored = held_out is not None and model.head.ood_score is not None
+    scored = held_out is not None and can_score_ood(model, [(model, held_out)])
     if model.head.has_posterior or scored:
         total = collect_statistics(model, loader, progress, held_out, reduce, with_classes=scored)
         chosen["count"] = total.count
@@ -258,7 +259,7 @@ def _fit_and_calibrate(
             chosen["posterior"] = posterior.name
             if held_out is not None:
                 chosen |= choose_scale([(model, held_out)], further, tolerance)
-        if held_out is not None:
+        if held_out is not None and scored:
             fit_ood_density(model, total)
             fit_ood_tables(model, [(model, held_out)])
     return PosteriorReport(temperature=float(model.temperature), **chosen)

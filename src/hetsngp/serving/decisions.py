@@ -56,7 +56,7 @@ class Thresholds:
     """Share of the held-out examples that are called confident."""
     score: str = "ood_score"
     """Score compared with ``unfamiliar``: ``ood_score``, or ``model_uncertainty`` of members without
-    posteriors, whose ``ood_score`` has an entropy in it."""
+    posteriors, since the entropy is part of their ``ood_score``."""
     right = renamed_attribute("right", "correct")
 
     def to_dict(self) -> dict[str, Any]:
@@ -111,8 +111,8 @@ def set_thresholds(
     *Unfamiliar* is a score above the k-th smallest held-out score, k = ⌈(n+1)(1 − unfamiliar)⌉, which at most
     that share of exchangeable inputs exceeds (split conformal prediction). There is no such threshold where
     k > n (fewer than 19 examples for 0.05), nor where the model uncertainty of all examples is zero, as for a
-    deterministic or heteroscedastic network, whose ``ood_score`` is or has in it an entropy and thus is high
-    for ambiguous inputs too. For the same reason the score is the model uncertainty where that is the
+    deterministic or heteroscedastic network: the entropy, which is part of its ``ood_score``, is high for
+    ambiguous inputs too. For the same reason the score is the model uncertainty where that is the
     disagreement of ensemble members without posteriors, and nothing else.
 
     *Confident* is a confidence of at least t, the smallest t such that, among the examples that are not

@@ -159,9 +159,10 @@ def test_the_ranks_of_small_values_are_kept_down_to_their_error() -> None:
 
 
 def test_equal_values_below_the_tail_are_climbed_before_it() -> None:
-    """Half of the values are one; any that is larger is beyond the highest tenth."""
-    values = torch.cat([torch.linspace(0, 0.9, 100), torch.ones(100)]).double().unsqueeze(1)
-    table = tail_table(values)
-    just_above, below = tail_score(torch.tensor([[1.001], [0.9]]).double(), table).tolist()
-    assert just_above >= math.log(10) - 1e-6
-    assert below == pytest.approx(math.log(2), abs=0.1)
+    """A sixth of the values is two; those that are larger are the highest tenth, which reaches to four."""
+    parts = [torch.linspace(0, 1, 150), torch.full((30,), 2.0), torch.linspace(2.00001, 4, 20)]
+    table = tail_table(torch.cat(parts).double().unsqueeze(1))
+    below, just_above, median = tail_score(torch.tensor([[1.99], [2.05], [3.0]]).double(), table).tolist()
+    assert below == pytest.approx(math.log(4), abs=0.1)
+    assert just_above == pytest.approx(math.log(10), abs=0.1)
+    assert median == pytest.approx(math.log(20), abs=0.1)
