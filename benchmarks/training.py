@@ -28,6 +28,7 @@ from hetsngp.data.sources import open_images
 from hetsngp.files import write_json
 from hetsngp.nn.backbones import WideResNet
 from hetsngp.nn.spectral import bounded_layers, measure_sigma
+from hetsngp.paper.results import versions
 from hetsngp.training import Engine, Hardware
 from hetsngp.training.image_data import TaskData, make_loaders
 from hetsngp.training.images import make_model, measure
@@ -183,7 +184,7 @@ def main() -> None:
         )
     report = {
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",
-        "torch": torch.__version__,
+        **versions(),
         "options": {k: v for k, v in vars(options).items() if k != "out"},
         "bare_step_seconds": [before, after],
         "bare_epoch_of_50000_seconds": bare * 50000 / options.batch,

@@ -29,7 +29,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "amplitude 1": {"amplitude": 1.0},
     "amplitude 10": {"amplitude": 10.0},
 }
-IDEAS = ("all epochs", "epoch by the NLL at its best temperature", "temperature at the mode")
+IDEAS = (
+    "all epochs",
+    "epoch by the NLL at its best temperature",
+    "temperature at the MAP estimate",
+    "scales compared at one temperature",
+)
 FOLDS = 5
 
 
@@ -97,14 +102,20 @@ def idea(name: str) -> Iterator[None]:
         model.head.mode_temperature.copy_(start)
         return min(found)
 
-    def mode_temperature(pairs: Any, *, posterior: bool) -> Any:
-        return pairs[0][0].head.temperature if posterior else set_temperature(pairs, posterior=False)
+    def temperature_at_map(pairs: Any, *, posterior: bool = False) -> Any:
+        return pairs[0][0].head.mode_temperature if posterior else best_temperature(pairs)
 
-    nll_sums, set_temperature = loop.nll_sums, calibration._set_temperature
+    def one_temperature(value: Any, start: float, step: float, most_steps: int | None = None) -> float:
+        # The temperature of each scale is the one search without a limit of its own.
+        return start if most_steps is None else local_minimum(value, start, step, most_steps)
+
+    nll_sums, best_temperature = loop.nll_sums, calibration.best_temperature
+    local_minimum = calibration._local_minimum
     place, attribute, other = {
         "all epochs": (fitting, "train_folds", all_epochs),
         "epoch by the NLL at its best temperature": (loop, "nll_sums", sums_at_best_temperature),
-        "temperature at the mode": (calibration, "_set_temperature", mode_temperature),
+        "temperature at the MAP estimate": (calibration, "best_temperature", temperature_at_map),
+        "scales compared at one temperature": (calibration, "_local_minimum", one_temperature),
     }[name]
     before = getattr(place, attribute)
     setattr(place, attribute, other)

@@ -24,7 +24,6 @@ import itertools
 import json
 import multiprocessing
 import os
-import platform
 import statistics
 import sys
 import time
@@ -45,6 +44,7 @@ from hetsngp.frozen.features import FeatureSet
 from hetsngp.frozen.head import FROZEN_TOLERANCE
 from hetsngp.nn import latent
 from hetsngp.nn.latent import LENGTH_RATIO
+from hetsngp.paper.results import versions
 from hetsngp.types import Prediction
 
 HERE = Path(__file__).parent
@@ -254,8 +254,7 @@ def run_heads(folder: Path, device: torch.device, seeds: tuple[int, ...]) -> dic
         "what": "frozen EfficientNet-Lite0, CIFAR-10: 5,000 training and 1,000 held-out images a seed",
         "seeds": list(seeds),
         "device": "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
+        **versions(),
         "images": {"test": len(test), "near (CIFAR-100 test)": len(near), "far (scenes)": len(far)},
         "mean": {name: summary(found) for name, found in runs.items()},
         "paired": paired(runs),
@@ -350,7 +349,7 @@ def imagenet(device: torch.device) -> dict[str, Any]:
         "equal_to_the_bit": same,
         "layers_bounded": len(bounded.bounds),
         "layers_raised": {layer.name: round(layer.bound, 3) for layer in bounded.raised},
-        "torch": torch.__version__,
+        **versions(),
     }
 
 
