@@ -15,10 +15,11 @@ import torch
 import hetsngp
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
+from hetsngp.functional.label_loss import label_loss
 from hetsngp.nn.backbones import WideResNet
 from hetsngp.nn.spectral_cache import cache_spectral_norms, remeasure_spectral_norms
 from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig
-from hetsngp.training.gradients import FabricGradients, SpectralNormUpdate
+from hetsngp.training.gradients import MAX_GRAPHS, FabricGradients, GraphedLabelLoss, SpectralNormUpdate
 from hetsngp.training.loaders import ResumableLoader
 
 pytestmark = pytest.mark.gpu
@@ -120,6 +121,47 @@ def test_a_graph_refreshes_bounds_as_they_would_be_one_by_one() -> None:
     before = net.backbone.stem.spectral_v.clone()
     refresh()
     assert not torch.equal(net.backbone.stem.spectral_v, before)
+
+
+@pytest.mark.parametrize("rank", [0, 5])
+def test_the_graph_of_the_loss_computes_what_its_kernels_do_one_by_one(rank: int) -> None:
+    """Also where batches have more shapes than there may be graphs, and where a result is read later."""
+    graphed, generator = GraphedLabelLoss(), torch.Generator("cuda").manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device="cuda")
+
+    def inputs(rows: int) -> tuple[Any, ...]:
+        labels = torch.randint(40, (rows,), generator=generator, device="cuda")
+        wide = (0.5 * normal(rows, 40, rank), labels, normal(rows, 4, rank)) if rank else (None, labels, None)
+        return normal(rows, 40), normal(rows, 40).square(), *wide
+
+    batches = [inputs(rows) for rows in (64, 64, 17, 64, *range(20, 20 + MAX_GRAPHS), 64)]
+    results = [graphed(*batch, gradients=True) for batch in batches]
+    assert len(graphed.captured) == MAX_GRAPHS
+    for batch, (nll, gradients) in zip(batches, results, strict=True):
+        want, want_gradients = label_loss(*batch, gradients=True)
+        torch.testing.assert_close(nll, want)
+        for got, expected in zip(gradients, want_gradients, strict=True):
+            torch.testing.assert_close(got, expected)
+    assert graphed(*batches[0], gradients=False)[1] == ()
+
+
+def test_training_leaves_no_graph_of_the_loss_behind() -> None:
+    net = model("hetsngp_mimo", num_members=2)
+    losses = []
+
+    class Recording(GraphedLabelLoss):
+        def __call__(self, *args: Any, **options: Any) -> Any:
+            losses.append(self)
+            return super().__call__(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hetsngp.training.engine.GraphedLabelLoss", Recording)
+        Engine(FAST).train(net, loader(), config(1))
+    assert losses
+    assert losses[0].captured
+    assert all(getattr(m, "label_loss", label_loss) is label_loss for m in net.modules())
 
 
 def test_fsdp_in_one_process(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def _lines(degree: int) -> Tensor:
     return torch.stack([fine[:, :-1], fine.diff(dim=1)]).contiguous()
 
 
-@functools.lru_cache(maxsize=16)
+@functools.cache  # never dropped: a CUDA graph reads it where it is
 def _lines_on(degree: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     return _lines(degree).to(device, dtype)
 
@@ -292,9 +292,11 @@ def _time_of(log_hazard: Tensor, mean: Tensor, var: Tensor) -> Tensor:
     return ((log_hazard - bound.unsqueeze(-1)) / tilt.unsqueeze(-1)).amax(0)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache
 def _row(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Tensor of these numbers, kept on the device: a copy to a GPU would wait for it."""
+    """Tensor of these numbers, kept on the device: a copy to a GPU would wait for it, and a CUDA graph reads
+    it where it is.
+    """
     with torch.inference_mode(False):
         return torch.tensor(values, device=device, dtype=dtype)
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -38,6 +39,9 @@ from hetsngp.functional.integration import (
 _WIDE = Grid(10, -9.0, 2.2, 2, 1.2)
 # Mean variance of a logit under F at which the path has half of the weight in the gradient of a label.
 _WIDE_SPREAD = 2.0
+# Part of the gradient of log p(y) by which the points of a label's loss are moved, about that of Laplace's
+# method, and the longest move.
+_TOWARDS, _LONGEST = 0.6, 1.25
 
 
 class Diagonal(NamedTuple):
@@ -72,52 +76,84 @@ def _grid(points: int, several: Grid) -> Grid:
 # --- one label -------------------------------------------------------------------------------------------
 
 
-class LabelNLL(torch.autograd.Function):
-    """Mean, var (B, K), F (B, K, R) or None, labels y (B,), points ε (B, S, R), log w (B, S) →
-    −log Σ_s w_s E softmax(mean + Fε_s + σ ⊙ ε′)_y: (B,).
+class LabelLoss(Protocol):
+    """Signature of :func:`label_loss`."""
+
+    def __call__(
+        self, mean: Tensor, var: Tensor, factor: Tensor | None, y: Tensor, eps: Tensor | None, gradients: bool
+    ) -> tuple[Tensor, tuple[Tensor | None, ...]]: ...
+
+
+@torch.no_grad()
+def label_loss(
+    mean: Tensor, var: Tensor, factor: Tensor | None, y: Tensor, eps: Tensor | None, gradients: bool
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    """Mean, var (B, K), F (B, K, R) or None, labels y (B,), points ε of a standard normal (S, R) or (B, S, R)
+    → −log E softmax(mean + Fε + σ ⊙ ε′)_y: (B,), and its ``gradients`` in mean, var and F.
 
     The gradient in F is along the path where the noise of F is wide, E[g εᵀ] with the gradient g of log p in
     the mean, and where it is mild by Price's theorem, E[H] F with the Hessian H of p over p: that has far
     less variance there, and with few points a bias that would widen a wide F further.
     """
+    if factor is None or eps is None:
+        means, log_weight = mean.unsqueeze(-1), torch.zeros_like(mean[:, :1])
+    else:
+        eps, log_weight = _towards_label(mean, var, factor, y, eps)
+        means = (mean.unsqueeze(1) + eps @ factor.mT).mT
+    points = means.shape[2]
+    diagonal = Diagonal.of(var, points)
+    grid = _grid(points, COARSE if means.shape[1] < MANY_CLASSES else ROUGH)
+    nll, derivatives = torch.empty_like(mean[:, 0]), 2 if gradients else 1
+    d_mean, d_var = torch.empty_like(mean), torch.empty_like(var)
+    d_factor = None if factor is None else torch.empty_like(factor)
+    memory = Memory.of(means)
+    for rows, own, curves, shrink in diagonal.parts(means, grid):
+        rates = Rates.of(own, curves, grid, derivatives, memory)
+        label = _label_hazard(rates, curves, y[rows], derivatives)
+        nll[rows], weight = _of_label(rates, label, log_weight[rows])
+        if not gradients:
+            continue
+        by_mean, by_var, residual = _label_gradient(rates, label, y[rows], weight)
+        d_mean[rows], d_var[rows] = by_mean.sum(-1) / shrink, by_var / shrink.square()
+        if factor is not None and eps is not None and d_factor is not None:
+            found = by_mean, by_var, residual
+            _by_factor(found, weight, factor[rows], eps[rows], shrink, d_factor[rows])
+    return nll, (d_mean, d_var, d_factor) if gradients else ()
+
+
+class WithGradients(torch.autograd.Function):
+    """Values (B,), inputs mean, var (B, K) and F (B, K, R) or None, and the gradients of the values in these
+    inputs → the values, with these gradients.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        mean: Tensor,
-        var: Tensor,
-        factor: Tensor | None,
-        y: Tensor,
-        eps: Tensor,
-        log_weight: Tensor,
-        diagonal: Diagonal,
-    ) -> Tensor:
-        means = mean.unsqueeze(-1) if factor is None else (mean.unsqueeze(1) + eps @ factor.mT).mT
-        grid = _grid(means.shape[2], COARSE if means.shape[1] < MANY_CLASSES else ROUGH)
-        nll, wanted = torch.empty_like(mean[:, 0]), any(ctx.needs_input_grad)
-        d_mean, d_var = torch.empty_like(mean), torch.empty_like(var)
-        d_factor = None if factor is None else torch.empty_like(factor)
-        memory = Memory.of(means)
-        for rows, own, curves, shrink in diagonal.parts(means, grid):
-            rates = Rates.of(own, curves, grid, 2 if wanted else 1, memory)
-            label = _label_hazard(rates, curves, y[rows], 2 if wanted else 1)
-            nll[rows], weight = _of_label(rates, label, log_weight[rows])
-            if not wanted:
-                continue
-            by_mean, by_var, residual = _label_gradient(rates, label, y[rows], weight)
-            d_mean[rows], d_var[rows] = by_mean.sum(-1) / shrink, by_var / shrink.square()
-            if factor is not None and d_factor is not None:
-                gradients = by_mean, by_var, residual
-                _by_factor(gradients, weight, factor[rows], eps[rows], shrink, d_factor[rows])
-        ctx.save_for_backward(d_mean, d_var, d_factor)
-        return nll
+    def forward(ctx: Any, values: Tensor, *inputs_and_gradients: Tensor | None) -> Tensor:
+        ctx.save_for_backward(*inputs_and_gradients[3:])
+        return values.view_as(values)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         d_mean, d_var, d_factor = ctx.saved_tensors
         by_factor = None if d_factor is None else grad[:, None, None] * d_factor
-        return grad[:, None] * d_mean, grad[:, None] * d_var, by_factor, None, None, None, None
+        return None, grad[:, None] * d_mean, grad[:, None] * d_var, by_factor, None, None, None
+
+
+def _towards_label(
+    mean: Tensor, var: Tensor, factor: Tensor, y: Tensor, eps: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Points moved to where the label is probable: (B, S, R), and the logarithms of their weights: (B, S).
+
+    The expectation is the same for every move; its error is least for that of Laplace's method. A probit
+    approximation of the gradient is near enough.
+    """
+    flat = torch.softmax(mean / (1 + math.pi / 8 * var).sqrt(), -1)
+    rise = F.one_hot(y, flat.shape[-1]) - flat
+    move = _TOWARDS * (rise.unsqueeze(1) @ factor)
+    # A long move would leave all weight to one point.
+    move = move * (_LONGEST / move.norm(dim=-1, keepdim=True).clamp_min(_LONGEST))
+    log_weight = -(eps * move).sum(-1) - 0.5 * move.square().sum(-1) - math.log(eps.shape[-2])
+    return eps + move, log_weight
 
 
 def _of_label(rates: Rates, label: list[Tensor], log_weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,10 +13,7 @@ each logit: both integrals are one-dimensional and computed by quadrature.
 
 from __future__ import annotations
 
-import math
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hetsngp.functional.integration import (
@@ -27,7 +24,15 @@ from hetsngp.functional.integration import (
     scratch,
     within_table,
 )
-from hetsngp.functional.label_loss import Diagonal, LabelNLL, LogNormalizer, LogProbs, SoftNLL
+from hetsngp.functional.label_loss import (
+    Diagonal,
+    LabelLoss,
+    LogNormalizer,
+    LogProbs,
+    SoftNLL,
+    WithGradients,
+    label_loss,
+)
 from hetsngp.functional.quadrature import expected_log_sigmoid, log_expected_sigmoid
 from hetsngp.functional.sampling import (
     IntegrationPoints,
@@ -57,9 +62,6 @@ VERY_MANY_CLASSES, FEW_CLASSES = 512, 32
 WIDE_RANK, SAMPLED = 64, 8
 # Elements of a factor (B, K, R) up to which it is written out for the loss of a label.
 DENSE_LIMIT = 2**24
-# Part of the gradient of log p(y) by which the points of a label's loss are moved, about that of Laplace's
-# method, and the longest move.
-TOWARDS, LONGEST = 0.6, 1.25
 # Least number of points of a member of a mixture.
 FEWEST_POINTS = 32
 # Draws of the differences that the correlations of a posterior make: times the classes, and their least and
@@ -375,10 +377,12 @@ def softmax_nll(
     seed: int | None = None,
     decorrelate: bool = False,
     part: tuple[int, int] = (0, 1),
+    compute: LabelLoss = label_loss,
 ) -> Tensor:
     """−log E softmax(u)_y of labels y (B,), or −Σ_k y_k log E softmax(u)_k of soft targets y (B, K): (B,).
 
-    Arguments as of :func:`softmax_log_probs`. Value and gradient come from one pass.
+    Arguments as of :func:`softmax_log_probs`. Value and gradient come from one pass, that of labels by
+    ``compute``.
     """
     options = {"generator": generator, "seed": seed, "decorrelate": decorrelate, "part": part}
     soft, classes = y.dim() == 2, utility.mean.shape[-1]
@@ -398,39 +402,21 @@ def softmax_nll(
         return -((y.to(log_probs) * log_probs).sum(-1) if soft else log_probs.gather(1, y[:, None])[:, 0])
     count = num_samples or num_training_points(classes, soft=soft)
     eps = _factor_points(rest, count, **options)  # type: ignore[arg-type]
-    diagonal = Diagonal.of(rest.var, 1 if eps is None else count)
     if soft:
+        diagonal = Diagonal.of(rest.var, 1 if eps is None else count)
         nll: Tensor = SoftNLL.apply(point_means(rest, eps), rest.var, y.to(rest.mean), diagonal)
         return nll
-    log_weight, factor = torch.zeros_like(rest.mean[:, :1]), None
-    if eps is not None and rest.form is not None:
-        eps, log_weight = _towards_label(rest, y, eps)
-        factor = rest.form.dense().expand(len(y), -1, -1)
-    nll = LabelNLL.apply(rest.mean, rest.var, factor, y, eps, log_weight, diagonal)
-    return nll
+    factor = None if rest.form is None else rest.form.dense().expand(len(y), -1, -1)
+    inputs = rest.mean, rest.var, factor
+    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
+    nll, gradients = compute(*inputs, y, eps, wanted)
+    return WithGradients.apply(nll, *inputs, *gradients) if wanted else nll
 
 
 def _too_large(utility: UtilityNormal) -> bool:
     """Whether the factor is not written out for the loss of a label."""
     form = utility.form
     return form is not None and utility.mean.numel() * form.rank > DENSE_LIMIT
-
-
-@torch.no_grad()
-def _towards_label(utility: UtilityNormal, y: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
-    """Points moved to where the label is probable: (B, S, R), and the logarithms of their weights: (B, S).
-
-    The expectation is the same for every move; its error is least for that of Laplace's method. A probit
-    approximation of the gradient is near enough.
-    """
-    form = utility.form
-    assert form is not None
-    flat = torch.softmax(utility.mean / (1 + math.pi / 8 * utility.var).sqrt(), -1)
-    move = TOWARDS * form.project(F.one_hot(y, flat.shape[-1]) - flat)
-    # A long move would leave all weight to one point.
-    move = (move * (LONGEST / move.norm(dim=-1, keepdim=True).clamp_min(LONGEST))).unsqueeze(1)
-    log_weight = -(eps * move).sum(-1) - 0.5 * move.square().sum(-1) - math.log(eps.shape[-2])
-    return eps + move, log_weight
 
 
 def difference(utility: UtilityNormal) -> tuple[Tensor, Tensor]:

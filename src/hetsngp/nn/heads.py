@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hetsngp.functional import link as functional
 from hetsngp.functional import uncertainty
+from hetsngp.functional.label_loss import LabelLoss, label_loss
 from hetsngp.functional.noise import noise_weight
 from hetsngp.functional.ood import ClassSums
 from hetsngp.functional.sampling import draw_seed
@@ -204,6 +205,9 @@ class GaussianHead(Head):
     been fitted; in closed form, since Gaussians add.
     """
 
+    label_loss: LabelLoss = staticmethod(label_loss)
+    """Loss of labels and its gradients; training may replace it by another way to compute the same."""
+
     def __init__(
         self,
         latent: LinearLatent | RandomFeatureGP,
@@ -339,7 +343,13 @@ class GaussianHead(Head):
         utility = self._training_utility(h)
         if self.noise is None and not self.sample_beta:
             return F.cross_entropy(utility.mean, y.to(utility.mean) if y.dim() == 2 else y, reduction="none")
-        return functional.softmax_nll(utility, y, likelihood=self.link.likelihood, **self._points(generator))
+        return functional.softmax_nll(
+            utility,
+            y,
+            likelihood=self.link.likelihood,
+            compute=self.label_loss,
+            **self._points(generator),
+        )
 
     def undecayed_parameters(self) -> list[nn.Parameter]:
         return [self.latent.beta] if isinstance(self.latent, RandomFeatureGP) else []

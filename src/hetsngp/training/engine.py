@@ -16,10 +16,12 @@ import torch
 from hetsngp._moved import renamed_arguments
 from hetsngp.fitting.early_stopping import EpochResult, best_epoch
 from hetsngp.fitting.progress import at_a_terminal
+from hetsngp.functional.label_loss import LabelLoss, label_loss
 from hetsngp.io.artifact import save
 from hetsngp.models.classifier import Classifier, evaluating, to_device
 from hetsngp.models.ensemble import Ensemble
 from hetsngp.models.loader_counts import set_missing_counts
+from hetsngp.nn.heads import GaussianHead
 from hetsngp.nn.spectral import bounded_layers, measure_bounds
 from hetsngp.nn.spectral_cache import uncache_spectral_norms
 from hetsngp.posterior.calibration import TOLERANCE
@@ -27,7 +29,7 @@ from hetsngp.posterior.fit import PosteriorReport, fit_posterior
 from hetsngp.training.checkpointing.randomness import seeded_rng
 from hetsngp.training.checkpointing.state_dicts import full_tensors, load_model
 from hetsngp.training.config import CheckpointConfig, TrainConfig
-from hetsngp.training.gradients import FabricGradients
+from hetsngp.training.gradients import FabricGradients, GraphedLabelLoss
 from hetsngp.training.hardware import Hardware
 from hetsngp.training.loaders import ResumableLoader, num_examples, shard_loader
 from hetsngp.training.logs import MetricsRow
@@ -164,6 +166,7 @@ class Engine:
         finally:  # after an error, too, only the weights of the model have changed
             uncache_spectral_norms(model)
             model.backbone._compiled_call_impl = None  # predictions have batches of any shape
+            _set_label_loss(model, label_loss)
         if full_model is not model:
             load_model(full_model, full_tensors(model.state_dict()))
         return Trained(full_model.to(self.device).eval(), run.history, run.rows, run.resumed, config.best)
@@ -228,13 +231,18 @@ class Engine:
         return PosteriorRefit(model, partial(self.fit_posterior, model, clean))
 
     def _compile(self, model: Classifier, loader: ResumableLoader, *, graphs: bool) -> None:
-        """Compile the backbone; ``graphs``: as CUDA graphs, which leaves the host's time to the head."""
+        """Compile the backbone; ``graphs``: as CUDA graphs, which leaves the host's time to the head.
+
+        On a GPU the loss of labels is a CUDA graph in any case.
+        """
         if bounded_layers(model.backbone):
             # Power iterations get their shapes from the first batch, which must not happen inside the graph.
             x, _, _ = check_batch(next(iter(loader.begin(1))), "loader")
             with evaluating(model), self.fabric.autocast():
                 measure_bounds(model.backbone, lambda: model.backbone(to_device(x[:2], self.device)))
         model.backbone.compile(mode="reduce-overhead" if graphs else None)
+        if self.device.type == "cuda":
+            _set_label_loss(model, GraphedLabelLoss())
 
     def fit_posterior(
         self,
@@ -269,3 +277,9 @@ class Engine:
     def save(self, model: Classifier, path: str | os.PathLike[str]) -> None:
         """:func:`hetsngp.save`, by the main process; all wait for it."""
         on_main(self.fabric, lambda: save(model, path))
+
+
+def _set_label_loss(model: Classifier, loss: LabelLoss) -> None:
+    for head in model.modules():
+        if isinstance(head, GaussianHead):
+            head.label_loss = loss

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from hetsngp.fitting.loop import Gradients, TrainState
+from hetsngp.functional.label_loss import label_loss
 from hetsngp.models.classifier import Classifier
 from hetsngp.nn.latent import FeatureNormalizer
 from hetsngp.nn.spectral_cache import cache_spectral_norms, cacheable_layers, remeasure_spectral_norms
@@ -22,6 +23,66 @@ from hetsngp.validation import skip_validation
 # Power iterations of an update. The bound holds the largest singular value down while the next one grows:
 # with one iteration in ten steps its direction would be found too late (docs/decisions.md).
 ITERATIONS = 3
+# Most shapes of batches whose loss is a CUDA graph: each graph keeps its memory. The last batch of an epoch
+# may have another shape than the rest.
+MAX_GRAPHS = 3
+
+T = TypeVar("T")
+
+
+def capture(function: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
+    """CUDA graph of a function, and its result, which every replay overwrites."""
+    # A graph must not be the first to call a library, which then asks for memory.
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        function()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = function()
+    return graph, result
+
+
+class CapturedLoss(NamedTuple):
+    """CUDA graph of :func:`label_loss`, with the tensors that it reads and writes."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: tuple[Tensor | None, ...]
+    nll: Tensor
+    gradients: tuple[Tensor | None, ...]
+
+
+class GraphedLabelLoss:
+    """:func:`label_loss` with gradients as one CUDA graph for each shape of a batch: the host would need
+    longer to launch its four hundred small kernels than the GPU to run them.
+    """
+
+    def __init__(self) -> None:
+        self.captured: dict[Any, CapturedLoss] = {}
+
+    @torch.no_grad()
+    def __call__(
+        self, mean: Tensor, var: Tensor, factor: Tensor | None, y: Tensor, eps: Tensor | None, gradients: bool
+    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        inputs = mean, var, factor, y, eps
+        shapes = tuple(None if t is None else (t.shape, t.dtype) for t in inputs)
+        if not gradients or (shapes not in self.captured and len(self.captured) == MAX_GRAPHS):
+            return label_loss(*inputs, gradients)
+        if shapes not in self.captured:
+            kept = mean.clone(), var.clone(), _clone(factor), y.clone(), _clone(eps)
+            graph, result = capture(lambda: label_loss(*kept, gradients=True))
+            self.captured[shapes] = CapturedLoss(graph, kept, *result)
+        loss = self.captured[shapes]
+        for own, given in zip(loss.inputs, inputs, strict=True):
+            if own is not None and given is not None:
+                own.copy_(given)
+        loss.graph.replay()
+        return loss.nll.clone(), tuple(_clone(gradient) for gradient in loss.gradients)
+
+
+def _clone(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.clone()
 
 
 class SpectralNormUpdate:
@@ -41,7 +102,8 @@ class SpectralNormUpdate:
             return
         addresses = self._addresses()
         if self.graph is None or addresses != self.addresses:  # new images, of another size, have new vectors
-            self.graph, self.addresses = self._capture(), addresses
+            self.graph, _ = capture(lambda: remeasure_spectral_norms(self.model, self.iterations))
+            self.addresses = addresses
         self.graph.replay()
 
     def _addresses(self) -> list[int]:
@@ -52,18 +114,6 @@ class SpectralNormUpdate:
             if t is not None
         ]
         return [t.data_ptr() for t in tensors]
-
-    def _capture(self) -> torch.cuda.CUDAGraph:
-        # A graph must not be the first to call a library, which then asks for memory.
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            remeasure_spectral_norms(self.model, self.iterations)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            remeasure_spectral_norms(self.model, self.iterations)
-        return graph
 
 
 class LossModule(nn.Module):

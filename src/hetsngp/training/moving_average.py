@@ -44,16 +44,21 @@ class MovingAverage:
         """Add the present weights to the average."""
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps)) if self.steps else 0.0
         self.steps += 1
-        averages, values = [], []
+        averages, values, copies, originals = [], [], [], []
         for name, value in self.model.state_dict().items():
-            average = self.state.get(name)
-            if average is None or average.shape != value.shape or not _is_averaged(name, value):
-                self.state[name] = value.detach().clone()
+            own = self.state.get(name)
+            if own is None or own.shape != value.shape:
+                self.state[name] = value.clone()
+            elif _is_averaged(name, value):
+                averages.append(_local(own))
+                values.append(_local(value))
             else:
-                averages.append(_local(average))
-                values.append(_local(value.detach()))
+                copies.append(_local(own))
+                originals.append(_local(value))
         if averages:
             torch._foreach_lerp_(averages, values, 1 - decay)
+        if copies:
+            torch._foreach_copy_(copies, originals)
 
     def load(self, steps: int, state: dict[str, Tensor]) -> None:
         """Restore an average, given as full tensors."""
