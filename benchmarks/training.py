@@ -1,7 +1,7 @@
 """The training engine on one GPU: its epochs against the bare step, and hetsngp's against deterministic's.
 
     export HETSNGP_DATA=...
-    python benchmarks/training.py --seeds 0 1 2 --out benchmarks/results            # one H200: 6 minutes
+    python benchmarks/training.py --seeds 0 1 2 --out benchmarks/results            # one H200: 5 minutes
     python benchmarks/training.py --epochs 2 --depth 10 --width 1 --images 600 --batch 64  # quick, on a CPU
 
 WRN-16-8 on CIFAR-100, 45,000 images to train on and 5,000 held out (to calibrate; nothing is chosen by test
