@@ -103,7 +103,7 @@ def idea(name: str) -> Iterator[None]:
         return min(found)
 
     def temperature_at_map(pairs: Any, *, posterior: bool = False) -> Any:
-        return pairs[0][0].head.mode_temperature if posterior else best_temperature(pairs)
+        return best_temperature(pairs)
 
     def one_temperature(value: Any, start: float, step: float, most_steps: int | None = None) -> float:
         # The temperature of each scale is the one search without a limit of its own.
@@ -169,6 +169,8 @@ def main() -> None:
     args = parser.parse_args()
     path = args.out / "tabular.json"
     runs: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    if any(key.count("/") != 3 for key in runs):
+        parser.error(f"{path} is not a file of this script: choose another folder by --out")
     args.out.mkdir(parents=True, exist_ok=True)
     names = args.settings.split(",")
     jobs = [(s, t, p, f) for s in names for t in TABLES for p in (0.0, 0.2) for f in range(FOLDS)]

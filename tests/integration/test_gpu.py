@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import hetsngp
 from hetsngp.data.images.arrays import ImageArrays
@@ -78,12 +79,14 @@ def test_the_fast_way_learns_and_resumes(method: str, tmp_path: Path) -> None:
 
 
 def test_a_step_never_waits_for_the_device() -> None:
-    """After the first ones, which measure, compile and fill caches."""
+    """After the first ones, which measure, capture, compile and fill caches."""
     engine = Engine(Hardware(devices=1, precision="bf16-mixed", channels_last=True))
     net = model(dataset_size=256).to(engine.device)
     resumable = ResumableLoader(loader(), net, engine.fabric, channels_last=True)
     generator = torch.Generator().manual_seed(0)
-    steps = FabricGradients(engine.fabric, net, config(), generator, channels_last=True, sharded=False)
+    averaging = config(ema_decay=0.9)
+    steps = FabricGradients(engine.fabric, net, averaging, generator, channels_last=True, sharded=False)
+    net.head.label_loss = GraphedLabelLoss()
     net.train()
     for epoch in range(1, 12):
         for index, (x, y) in enumerate(resumable.begin(epoch)):
@@ -124,7 +127,8 @@ def test_a_graph_refreshes_bounds_as_they_would_be_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 5])
-def test_the_graph_of_the_loss_computes_what_its_kernels_do_one_by_one(rank: int) -> None:
+@pytest.mark.parametrize("classes", [40, 100])  # few and many take different ways
+def test_the_graph_of_the_loss_computes_what_its_kernels_do_one_by_one(classes: int, rank: int) -> None:
     """Also where batches have more shapes than there may be graphs, and where a result is read later."""
     graphed, generator = GraphedLabelLoss(), torch.Generator("cuda").manual_seed(0)
 
@@ -132,9 +136,9 @@ def test_the_graph_of_the_loss_computes_what_its_kernels_do_one_by_one(rank: int
         return torch.randn(shape, generator=generator, device="cuda")
 
     def inputs(rows: int) -> tuple[Any, ...]:
-        labels = torch.randint(40, (rows,), generator=generator, device="cuda")
-        wide = (0.5 * normal(rows, 40, rank), labels, normal(rows, 4, rank)) if rank else (None, labels, None)
-        return normal(rows, 40), normal(rows, 40).square(), *wide
+        labels = torch.randint(classes, (rows,), generator=generator, device="cuda")
+        factor, points = (normal(rows, classes, rank) / 2, normal(rows, 4, rank)) if rank else (None, None)
+        return normal(rows, classes), normal(rows, classes).square(), factor, labels, points
 
     batches = [inputs(rows) for rows in (64, 64, 17, 64, *range(20, 20 + MAX_GRAPHS), 64)]
     results = [graphed(*batch, gradients=True) for batch in batches]
@@ -145,6 +149,19 @@ def test_the_graph_of_the_loss_computes_what_its_kernels_do_one_by_one(rank: int
         for got, expected in zip(gradients, want_gradients, strict=True):
             torch.testing.assert_close(got, expected)
     assert graphed(*batches[0], gradients=False)[1] == ()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hetsngp.training.gradients.MAX_LOGITS", 64 * classes - 1)
+        few = GraphedLabelLoss()
+        few(*batches[0], gradients=True)
+        assert not few.captured
+
+
+def test_workers_pin_memory_while_the_loss_is_captured() -> None:
+    data = images(640)
+    dataset = TensorDataset(data.images.float() / 255, data.labels)
+    batches = DataLoader(dataset, 64, num_workers=2, pin_memory=True)
+    trained = Engine(FAST).train(model(), batches, config(2))
+    assert trained.history[-1].loss < trained.history[0].loss
 
 
 def test_training_leaves_no_graph_of_the_loss_behind() -> None:
@@ -161,7 +178,7 @@ def test_training_leaves_no_graph_of_the_loss_behind() -> None:
         Engine(FAST).train(net, loader(), config(1))
     assert losses
     assert losses[0].captured
-    assert all(getattr(m, "label_loss", label_loss) is label_loss for m in net.modules())
+    assert not any("label_loss" in vars(m) for m in net.modules())
 
 
 def test_fsdp_in_one_process(tmp_path: Path) -> None:

@@ -88,8 +88,9 @@ class LabelLoss(Protocol):
 def label_loss(
     mean: Tensor, var: Tensor, factor: Tensor | None, y: Tensor, eps: Tensor | None, gradients: bool
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """Mean, var (B, K), F (B, K, R) or None, labels y (B,), points ε of a standard normal (S, R) or (B, S, R)
-    → −log E softmax(mean + Fε + σ ⊙ ε′)_y: (B,), and its ``gradients`` in mean, var and F.
+    """Mean, var (B, K), F (B, K, R), labels y (B,), points ε of a standard normal (S, R) or (B, S, R)
+    → −log E softmax(mean + Fε + σ ⊙ ε′)_y: (B,), and its gradients in mean, var and F; none of them without
+    ``gradients``. F and ε may be None, and then the last gradient is.
 
     The gradient in F is along the path where the noise of F is wide, E[g εᵀ] with the gradient g of log p in
     the mean, and where it is mild by Price's theorem, E[H] F with the Hessian H of p over p: that has far
@@ -105,7 +106,7 @@ def label_loss(
     grid = _grid(points, COARSE if means.shape[1] < MANY_CLASSES else ROUGH)
     nll, derivatives = torch.empty_like(mean[:, 0]), 2 if gradients else 1
     d_mean, d_var = torch.empty_like(mean), torch.empty_like(var)
-    d_factor = None if factor is None else torch.empty_like(factor)
+    d_factor = torch.empty_like(factor) if gradients and factor is not None and eps is not None else None
     memory = Memory.of(means)
     for rows, own, curves, shrink in diagonal.parts(means, grid):
         rates = Rates.of(own, curves, grid, derivatives, memory)
@@ -115,7 +116,7 @@ def label_loss(
             continue
         by_mean, by_var, residual = _label_gradient(rates, label, y[rows], weight)
         d_mean[rows], d_var[rows] = by_mean.sum(-1) / shrink, by_var / shrink.square()
-        if factor is not None and eps is not None and d_factor is not None:
+        if d_factor is not None and factor is not None and eps is not None:
             found = by_mean, by_var, residual
             _by_factor(found, weight, factor[rows], eps[rows], shrink, d_factor[rows])
     return nll, (d_mean, d_var, d_factor) if gradients else ()
@@ -129,7 +130,7 @@ class WithGradients(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, *inputs_and_gradients: Tensor | None) -> Tensor:
         ctx.save_for_backward(*inputs_and_gradients[3:])
-        return values.view_as(values)
+        return values.clone()
 
     @staticmethod
     @once_differentiable
@@ -188,7 +189,7 @@ def _label_gradient(
     if residual.shape[1] < MANY_CLASSES:
         by_mean = (residual * weight.unsqueeze(1)).sum(-1)  # (B, K, S)
     else:
-        by_mean = (residual.movedim(1, 3).mT @ weight.unsqueeze(-1)).squeeze(-1).movedim(1, 2)
+        by_mean = (residual.movedim(1, 3).mT @ weight.unsqueeze(-1)).squeeze(-1).movedim(1, 2).contiguous()
     return by_mean.scatter_add_(1, label[..., 0], -by_mean.sum(1, keepdim=True)), by_var, residual
 
 

@@ -16,7 +16,7 @@ import torch
 from hetsngp._moved import renamed_arguments
 from hetsngp.fitting.early_stopping import EpochResult, best_epoch
 from hetsngp.fitting.progress import at_a_terminal
-from hetsngp.functional.label_loss import LabelLoss, label_loss
+from hetsngp.functional.label_loss import LabelLoss
 from hetsngp.io.artifact import save
 from hetsngp.models.classifier import Classifier, evaluating, to_device
 from hetsngp.models.ensemble import Ensemble
@@ -166,7 +166,7 @@ class Engine:
         finally:  # after an error, too, only the weights of the model have changed
             uncache_spectral_norms(model)
             model.backbone._compiled_call_impl = None  # predictions have batches of any shape
-            _set_label_loss(model, label_loss)
+            _set_label_loss(model, None)
         if full_model is not model:
             load_model(full_model, full_tensors(model.state_dict()))
         return Trained(full_model.to(self.device).eval(), run.history, run.rows, run.resumed, config.best)
@@ -233,7 +233,7 @@ class Engine:
     def _compile(self, model: Classifier, loader: ResumableLoader, *, graphs: bool) -> None:
         """Compile the backbone; ``graphs``: as CUDA graphs, which leaves the host's time to the head.
 
-        On a GPU the loss of labels is a CUDA graph in any case.
+        On a GPU the loss of labels becomes a CUDA graph whether or not the backbone is one.
         """
         if bounded_layers(model.backbone):
             # Power iterations get their shapes from the first batch, which must not happen inside the graph.
@@ -279,7 +279,10 @@ class Engine:
         on_main(self.fabric, lambda: save(model, path))
 
 
-def _set_label_loss(model: Classifier, loss: LabelLoss) -> None:
+def _set_label_loss(model: Classifier, loss: LabelLoss | None) -> None:
+    """Replace the loss of labels in all heads; None: by their own again."""
     for head in model.modules():
         if isinstance(head, GaussianHead):
-            head.label_loss = loss
+            vars(head).pop("label_loss", None)
+            if loss is not None:
+                head.label_loss = loss

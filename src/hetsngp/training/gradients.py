@@ -26,12 +26,18 @@ ITERATIONS = 3
 # Most shapes of batches whose loss is a CUDA graph: each graph keeps its memory. The last batch of an epoch
 # may have another shape than the rest.
 MAX_GRAPHS = 3
+# Most logits of such a batch: with more, its kernels run longer than their launches take, and a graph keeps
+# much memory.
+MAX_LOGITS = 2**19
 
 T = TypeVar("T")
 
 
-def capture(function: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
-    """CUDA graph of a function, and its result, which every replay overwrites."""
+def capture(function: Callable[[], T], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, T]:
+    """CUDA graph of a function, and its result, which every replay overwrites.
+
+    Graphs of one ``pool`` share their memory, and each overwrites the others' results too.
+    """
     # A graph must not be the first to call a library, which then asks for memory.
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -39,7 +45,8 @@ def capture(function: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         function()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # Other threads may go on to pin memory, as those of a DataLoader do.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         result = function()
     return graph, result
 
@@ -60,6 +67,7 @@ class GraphedLabelLoss:
 
     def __init__(self) -> None:
         self.captured: dict[Any, CapturedLoss] = {}
+        self.pool = torch.cuda.graph_pool_handle()
 
     @torch.no_grad()
     def __call__(
@@ -67,11 +75,14 @@ class GraphedLabelLoss:
     ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         inputs = mean, var, factor, y, eps
         shapes = tuple(None if t is None else (t.shape, t.dtype) for t in inputs)
-        if not gradients or (shapes not in self.captured and len(self.captured) == MAX_GRAPHS):
+        if not gradients or mean.numel() > MAX_LOGITS:
+            return label_loss(*inputs, gradients)
+        if shapes not in self.captured and len(self.captured) == MAX_GRAPHS:
             return label_loss(*inputs, gradients)
         if shapes not in self.captured:
             kept = mean.clone(), var.clone(), _clone(factor), y.clone(), _clone(eps)
-            graph, result = capture(lambda: label_loss(*kept, gradients=True))
+            with torch.cuda.device(mean.device):
+                graph, result = capture(lambda: label_loss(*kept, gradients=True), self.pool)
             self.captured[shapes] = CapturedLoss(graph, kept, *result)
         loss = self.captured[shapes]
         for own, given in zip(loss.inputs, inputs, strict=True):

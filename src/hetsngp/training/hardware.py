@@ -34,7 +34,7 @@ class Hardware:
     channels_last: bool = False
     """Images as (B, H, W, C) in memory, which is faster for convolutions on a GPU."""
     compile: bool = False
-    """``torch.compile`` the backbone; on a GPU the loss of labels becomes a CUDA graph."""
+    """``torch.compile`` the backbone; on a GPU the loss of labels becomes a CUDA graph too."""
 
     def __post_init__(self) -> None:
         check_choice("strategy", self.strategy, STRATEGIES)

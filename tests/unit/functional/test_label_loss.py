@@ -491,3 +491,30 @@ def test_a_wide_factor_has_the_loss_of_the_same_covariance(target: str) -> None:
     got = softmax_nll(u, y, num_samples=2**12, seed=1)
     assert_close(got, want, 0.03)
     assert largest_error(gradients(got, tensors), gradients(want, tensors)) < 0.04
+
+
+@pytest.mark.parametrize("factor", [True, False])
+@pytest.mark.parametrize("classes", [5, 70])  # few and many take different ways
+def test_the_loss_compiles_to_one_graph(classes: int, factor: bool) -> None:
+    g = torch.Generator().manual_seed(0)
+    mean, var = torch.randn(3, classes, generator=g), torch.rand(3, classes, generator=g)
+    form = Factor(torch.randn(3, classes, 2, generator=g)) if factor else None
+    y = torch.tensor([0, 4, 2])
+
+    def loss(mean: Tensor) -> Tensor:
+        return softmax_nll(UtilityNormal(mean, var, form), y, num_samples=4, seed=0).sum()
+
+    results = []
+    for function in (loss, torch.compile(loss, backend="aot_eager", fullgraph=True)):
+        leaf = mean.clone().requires_grad_()
+        value = function(leaf)
+        value.backward()
+        results.append((value.detach(), leaf.grad))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
+
+
+def test_the_loss_may_be_changed_in_place() -> None:
+    mean = torch.randn(3, 5, requires_grad=True)
+    nll = softmax_nll(UtilityNormal(mean, torch.ones(3, 5), None), torch.tensor([0, 1, 2]))
+    want = nll.detach().clone()
+    torch.testing.assert_close(nll.mul_(2).detach(), 2 * want)
