@@ -350,7 +350,7 @@ def best_draws_nll(model: Any, scale: float, draws: int, held_out: Any = HELD_OU
 
 
 def scale_by_hand(
-    model: Any, report: Any, held_out: Any = HELD_OUT, draws: int = 10_000
+    model: Any, report: Any, held_out: Any = HELD_OUT, draws: int = 4_096
 ) -> tuple[list[Tensor], list[float]]:
     """The NLL of each example at each scale and the best temperature for it, and what each scale may cost:
     one standard error of the difference from the best, example by example, and 0.01 in any case."""
