@@ -10,8 +10,8 @@ their value; all log-probabilities compute the hazards again instead of storing 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -76,12 +76,10 @@ def _grid(points: int, several: Grid) -> Grid:
 # --- one label -------------------------------------------------------------------------------------------
 
 
-class LabelLoss(Protocol):
-    """Signature of :func:`label_loss`."""
-
-    def __call__(
-        self, mean: Tensor, var: Tensor, factor: Tensor | None, y: Tensor, eps: Tensor | None, gradients: bool
-    ) -> tuple[Tensor, tuple[Tensor | None, ...]]: ...
+LabelLoss = Callable[
+    [Tensor, Tensor, Tensor | None, Tensor, Tensor | None, bool], tuple[Tensor, tuple[Tensor | None, ...]]
+]
+"""Type of :func:`label_loss`."""
 
 
 @torch.no_grad()

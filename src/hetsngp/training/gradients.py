@@ -36,7 +36,7 @@ T = TypeVar("T")
 def capture(function: Callable[[], T], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, T]:
     """CUDA graph of a function, and its result, which every replay overwrites.
 
-    Graphs of one ``pool`` share their memory, and each overwrites the others' results too.
+    Graphs of one ``pool`` share their memory: read a result before another graph is replayed.
     """
     # A graph must not be the first to call a library, which then asks for memory.
     side = torch.cuda.Stream()
@@ -75,11 +75,10 @@ class GraphedLabelLoss:
     ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         inputs = mean, var, factor, y, eps
         shapes = tuple(None if t is None else (t.shape, t.dtype) for t in inputs)
-        if not gradients or mean.numel() > MAX_LOGITS:
+        new = shapes not in self.captured
+        if not gradients or mean.numel() > MAX_LOGITS or (new and len(self.captured) == MAX_GRAPHS):
             return label_loss(*inputs, gradients)
-        if shapes not in self.captured and len(self.captured) == MAX_GRAPHS:
-            return label_loss(*inputs, gradients)
-        if shapes not in self.captured:
+        if new:
             kept = mean.clone(), var.clone(), _clone(factor), y.clone(), _clone(eps)
             with torch.cuda.device(mean.device):
                 graph, result = capture(lambda: label_loss(*kept, gradients=True), self.pool)
