@@ -88,23 +88,22 @@ def label_loss(
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """Mean, var (B, K), F (B, K, R), labels y (B,), points ε of a standard normal (S, R) or (B, S, R)
     → −log E softmax(mean + Fε + σ ⊙ ε′)_y: (B,), and its gradients in mean, var and F; none of them without
-    ``gradients``. F and ε may be None, and then the last gradient is.
+    ``gradients``. Without noise in a factor F, ε and the last gradient are None.
 
     The gradient in F is along the path where the noise of F is wide, E[g εᵀ] with the gradient g of log p in
     the mean, and where it is mild by Price's theorem, E[H] F with the Hessian H of p over p: that has far
     less variance there, and with few points a bias that would widen a wide F further.
     """
+    d_mean, d_var, d_factor = torch.empty_like(mean), torch.empty_like(var), None
     if factor is None or eps is None:
         means, log_weight = mean.unsqueeze(-1), torch.zeros_like(mean[:, :1])
     else:
         eps, log_weight = _towards_label(mean, var, factor, y, eps)
-        means = (mean.unsqueeze(1) + eps @ factor.mT).mT
+        means, d_factor = (mean.unsqueeze(1) + eps @ factor.mT).mT, torch.empty_like(factor)
     points = means.shape[2]
     diagonal = Diagonal.of(var, points)
     grid = _grid(points, COARSE if means.shape[1] < MANY_CLASSES else ROUGH)
     nll, derivatives = torch.empty_like(mean[:, 0]), 2 if gradients else 1
-    d_mean, d_var = torch.empty_like(mean), torch.empty_like(var)
-    d_factor = torch.empty_like(factor) if gradients and factor is not None and eps is not None else None
     memory = Memory.of(means)
     for rows, own, curves, shrink in diagonal.parts(means, grid):
         rates = Rates.of(own, curves, grid, derivatives, memory)
@@ -114,7 +113,7 @@ def label_loss(
             continue
         by_mean, by_var, residual = _label_gradient(rates, label, y[rows], weight)
         d_mean[rows], d_var[rows] = by_mean.sum(-1) / shrink, by_var / shrink.square()
-        if d_factor is not None and factor is not None and eps is not None:
+        if factor is not None and eps is not None and d_factor is not None:
             found = by_mean, by_var, residual
             _by_factor(found, weight, factor[rows], eps[rows], shrink, d_factor[rows])
     return nll, (d_mean, d_var, d_factor) if gradients else ()

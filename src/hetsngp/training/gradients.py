@@ -26,8 +26,8 @@ ITERATIONS = 3
 # Most shapes of batches whose loss is a CUDA graph: each graph keeps its memory. The last batch of an epoch
 # may have another shape than the rest.
 MAX_GRAPHS = 3
-# Most logits of such a batch: with more, its kernels run longer than their launches take, and a graph keeps
-# much memory.
+# Most logits of such a batch, ten times as many as in the batches whose training was timed (512 × 100): a
+# graph keeps its memory, and the more a kernel computes, the less its launch matters.
 MAX_LOGITS = 2**19
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class CapturedLoss(NamedTuple):
 
 class GraphedLabelLoss:
     """:func:`label_loss` with gradients as one CUDA graph for each shape of a batch: the host would need
-    longer to launch its four hundred small kernels than the GPU to run them.
+    longer to launch its hundreds of small kernels than the GPU to run them.
     """
 
     def __init__(self) -> None:
