@@ -36,7 +36,7 @@ def test_every_extra_that_is_named_exists() -> None:
 
 
 def test_extras_hold_what_their_users_import() -> None:
-    assert packages("eval") == {"torchmetrics", "matplotlib", "rich"}
+    assert packages("eval") == {"torchmetrics", "matplotlib", "rich", "jinja2"}
     assert packages("cli") == packages("eval") | {"typer"}
     users = set(EXTRAS) - {"dev", "weights", "all"}
     assert packages("all") == {name for extra in users for name in packages(extra)}
