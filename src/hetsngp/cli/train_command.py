@@ -71,6 +71,8 @@ def _train(recipe: Any, folder: Path, note: str | None, **checkpoints: Any) -> N
     summary = train_images(recipe, engine, CheckpointConfig(folder, **checkpoints), show=True)
     if not engine.is_main:
         return
+    if "labels" in summary:
+        print(_corrected(**summary["labels"]))
     print(summary["posterior"])
     for part in ("held_out", "test"):
         if summary[part] is not None:
@@ -78,7 +80,8 @@ def _train(recipe: Any, folder: Path, note: str | None, **checkpoints: Any) -> N
     if summary["no_test"]:
         print(f"not tested: {summary['no_test']}")
     print(_verdicts(**summary["thresholds"]))
-    print(_next(folder, has_test=summary["test"] is not None))
+    has_test = summary["test"] is not None and "fold" not in summary["recipe"]["task"]
+    print(_next(folder, has_test=has_test))
 
 
 def _next(folder: Path, *, has_test: bool) -> str:
@@ -87,6 +90,10 @@ def _next(folder: Path, *, has_test: bool) -> str:
     data = "" if has_test else " --data SET"
     load = f"hetsngp.load({str(folder / 'model')!r})"
     return f"next: hetsngp evaluate {run}{data}, or hetsngp predict {run} FILE…; in Python {load}"
+
+
+def _corrected(path: str, dropped: int, changed: int) -> str:
+    return f"labels of {path}: {changed} images have another class than given, {dropped} are dropped"
 
 
 def _measured(part: str, accuracy: float, nll: float, ece: float, examples: int) -> str:

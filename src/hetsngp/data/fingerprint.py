@@ -55,13 +55,13 @@ def fingerprint_data(data: Any, *, everything: bool = False) -> Fingerprint | No
         data = data.data
     if isinstance(data, ImageArrays):
         found = _tensors("image", [data.images], everything)
-        return found | _labels(data.labels, data.class_names)
+        return found | _labels(data.labels, data.class_names, data.targets)
     if isinstance(data, ImageFiles):
         found = _files(len(data), data.files.__getitem__, everything)
-        return found | _labels(data.labels, data.class_names)
+        return found | _labels(data.labels, data.class_names, data.targets)
     if isinstance(data, _FromDisk):
         found = _files(len(data), lambda row: Path(os.fsdecode(data.files[row])), everything)
-        return found | _labels(data.labels, data.classes)
+        return found | _labels(data.labels, data.classes, data.targets)
     if isinstance(data, MultiLabelFiles):
         found = _files(len(data), data.file, everything)
         return found | _labels(torch.cat([data.labels, data.ends]), data.class_names)
@@ -139,8 +139,9 @@ def _tensors(
     return found
 
 
-def _labels(labels: Tensor, class_names: Iterable[str]) -> Fingerprint:
-    return {"labels": _sha(_json([_sha_tensors([labels]), list(class_names)]))}
+def _labels(labels: Tensor, class_names: Iterable[str], targets: Tensor | None = None) -> Fingerprint:
+    tensors = [labels] if targets is None else [labels, targets]
+    return {"labels": _sha(_json([_sha_tensors(tensors), list(class_names)]))}
 
 
 def _sha_tensors(tensors: Sequence[Any]) -> str:

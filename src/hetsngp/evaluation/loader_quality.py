@@ -21,13 +21,14 @@ def measure_quality(
     gather: Callable[[Tensor], Tensor] | None = None,
     dtype: torch.dtype = torch.float64,
     num_bins: int = 15,
+    soft: bool = False,
 ) -> dict[str, float]:
     """Accuracy (precision@1 for multi-label data), mean NLL, ECE, and the number of examples.
 
     The arguments are those of :func:`measure_examples`.
     """
     terms, multi_label = measure_examples(
-        model, loader, device, class_index=class_index, gather=gather, dtype=dtype
+        model, loader, device, class_index=class_index, gather=gather, dtype=dtype, soft=soft
     )
     return summarize(terms, multi_label=multi_label, num_bins=num_bins)
 
@@ -47,6 +48,7 @@ def measure_examples(
     class_index: Tensor | None = None,
     gather: Callable[[Tensor], Tensor] | None = None,
     dtype: torch.dtype = torch.float64,
+    soft: bool = False,
 ) -> tuple[metrics.ExampleTerms, bool]:
     """Confidence, correctness and NLL of each example, on the CPU; and whether the data are multi-label.
 
@@ -54,15 +56,16 @@ def measure_examples(
     of ``dtype`` for each example.
 
     class_index: (K',), the class of the model for each label; not for multi-label data.
+    soft: labels (n, K) are soft targets, of which the most probable class counts as correct.
     gather: with several processes, makes of the values (3, n) of this one those of all.
     """
     multi_label, parts = False, []
     for x, y in loader:
         probs, y = model.predict_probs(to_device(x, device)), to_device(y, device)
-        multi_label = y.dim() == 2
-        if not multi_label and class_index is not None:
+        multi_label = y.dim() == 2 and not soft
+        if y.dim() == 1 and class_index is not None:
             y = class_index.to(device)[y]
-        parts.append(torch.stack([term.to(dtype) for term in metrics.example_terms(probs, y)]))
+        parts.append(torch.stack([term.to(dtype) for term in metrics.example_terms(probs, y, soft=soft)]))
     values = torch.cat(parts, 1)
     if gather is not None:
         values = gather(values)

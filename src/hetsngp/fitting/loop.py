@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hetsngp._moved import renamed_arguments
 from hetsngp.fitting.early_stopping import BestWeights, EpochResult, best_epoch, run_with_early_stopping
+from hetsngp.fitting.mixup import mixed_batch
 from hetsngp.fitting.schedule import Schedule
 from hetsngp.models.classifier import Classifier, evaluating, to_device
 from hetsngp.models.ensemble import Ensemble
@@ -25,6 +26,7 @@ from hetsngp.validation import (
     check_generator,
     check_loader,
     check_multi_hot,
+    check_not_negative,
     check_repeatable,
     check_targets,
     check_weight,
@@ -70,12 +72,17 @@ class TrainState:
 
 
 class Gradients:
-    """Gradients and optimiser steps of a model, on the device of the model."""
+    """Gradients and optimiser steps of a model, on the device of the model; ``mixup``: α, 0 for none."""
 
     def __init__(
-        self, model: Classifier, optimizer: torch.optim.Optimizer, generator: torch.Generator | None = None
+        self,
+        model: Classifier,
+        optimizer: torch.optim.Optimizer,
+        generator: torch.Generator | None = None,
+        mixup: float = 0.0,
     ) -> None:
         self.model, self.optimizer, self.generator = model, optimizer, generator
+        self.mixup = check_not_negative("mixup", mixup)
 
     @property
     def device(self) -> torch.device:
@@ -86,9 +93,16 @@ class Gradients:
 
         Returns the loss of the batch.
         """
+        x, y, weight = self.mixed(x, y, weight)
         loss = self.model.loss(x, y, generator=self.generator, weight=weight)
         (loss / group if group > 1 else loss).backward()
         return loss
+
+    def mixed(self, x: Any, y: Tensor, weight: Tensor | None) -> tuple[Any, Tensor, Tensor | None]:
+        """The batch, mixed with a permutation of itself where there is mixup."""
+        if self.mixup == 0:
+            return x, y, weight
+        return mixed_batch(self.model, x, y, weight, self.mixup, self.generator)
 
     def mean_loss(self, state: TrainState) -> float:
         """Mean loss over the examples of the epoch so far."""
@@ -170,6 +184,7 @@ def train(
     patience: int | None = None,
     gp_lr_multiplier: float = 1.0,
     stop_after: int | None = None,
+    mixup: float = 0.0,
 ) -> list[EpochResult]:
     """Train with AdamW on ``model.loss``, with a cosine schedule; return the result of each epoch.
 
@@ -177,7 +192,8 @@ def train(
     that the prior has its weight; one that weighs classes by their numbers of examples gets those. With
     ``validation`` the model ends with the weights of the epoch of lowest NLL there, and training stops after
     ``patience`` epochs without a lower one. ``gp_lr_multiplier`` and ``stop_after``: see
-    :class:`Schedule`.
+    :class:`Schedule`. ``mixup``: α of :func:`~hetsngp.fitting.mixup.mixed_batch`, which mixes each training
+    batch with a permutation of itself; 0: none.
 
     The members of an ensemble are trained one after another, independently: each has its own optimiser, best
     epoch, and order of examples as the loader draws it. The results come in the same order.
@@ -190,6 +206,7 @@ def train(
         on_epoch=on_epoch,
         validation=validation,
         patience=patience,
+        mixup=mixup,
     )
 
 
@@ -202,6 +219,7 @@ def train_with_schedule(
     on_epoch: Callable[[EpochResult], None] | None = None,
     validation: Iterable[Any] | None = None,
     patience: int | None = None,
+    mixup: float = 0.0,
 ) -> list[EpochResult]:
     """Train as :func:`train` does, with any schedule."""
     if patience is not None and validation is None:
@@ -214,7 +232,7 @@ def train_with_schedule(
     check_repeatable(len(members), loader=loader, validation=validation)
     history: list[EpochResult] = []
     for number, member in enumerate(members, 1):
-        run = _epochs(member, loader, schedule, generator)
+        run = _epochs(member, loader, schedule, generator, mixup)
         results = _with_held_out(member, run, validation)
         history += run_with_early_stopping(
             BestWeights([member]), results, schedule, patience, on_epoch, (number, len(members))
@@ -232,6 +250,7 @@ def train_folds(
     generators: Sequence[torch.Generator],
     on_epoch: Callable[[EpochResult], None] | None = None,
     patience: int | None = None,
+    mixup: float = 0.0,
 ) -> list[EpochResult]:
     """Train one model per fold, an epoch of each at a time; stop early by the NLL of all held-out data.
 
@@ -239,7 +258,7 @@ def train_folds(
     means over the folds, ``held_out`` the mean over examples. All models end with the weights of the same
     epoch: that of the lowest value.
     """
-    runs = [_epochs(m, x, schedule, g) for m, x, g in zip(models, loaders, generators, strict=True)]
+    runs = [_epochs(m, x, schedule, g, mixup) for m, x, g in zip(models, loaders, generators, strict=True)]
 
     def results() -> Iterator[tuple[float, float | None]]:
         for losses in zip(*runs, strict=True):
@@ -256,11 +275,15 @@ def _with_held_out(
 
 
 def _epochs(
-    model: Classifier, loader: Iterable[Any], schedule: Schedule, generator: torch.Generator | None
+    model: Classifier,
+    loader: Iterable[Any],
+    schedule: Schedule,
+    generator: torch.Generator | None,
+    mixup: float,
 ) -> Iterator[float]:
     """Yield the loss of each epoch; an epoch is trained when its loss is asked for."""
     optimizer = schedule.make_optimizer(model)
-    gradients, state = Gradients(model, optimizer, generator), TrainState()
+    gradients, state = Gradients(model, optimizer, generator, mixup), TrainState()
     set_missing_counts(model, loader)
     optimizer.zero_grad(set_to_none=True)
     model.train()

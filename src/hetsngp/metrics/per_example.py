@@ -10,7 +10,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from hetsngp.metrics.probabilities import binary_nll_terms, calibration_error, has_top_class, nll_terms
+from hetsngp.metrics.probabilities import (
+    binary_nll_terms,
+    calibration_error,
+    has_top_class,
+    nll_terms,
+    soft_nll_terms,
+)
 from hetsngp.validation import check_real_tensors
 
 
@@ -25,10 +31,16 @@ class ExampleTerms(NamedTuple):
     """−log p(label); for multi-label data the sum over classes."""
 
 
-def example_terms(probs: Tensor, labels: Tensor) -> ExampleTerms:
-    """Confidence, correctness and NLL of each example; labels are class numbers (n,) or multi-hot (n, K)."""
+def example_terms(probs: Tensor, labels: Tensor, *, soft: bool = False) -> ExampleTerms:
+    """Confidence, correctness and NLL of each example; labels are class numbers (n,) or multi-hot (n, K).
+
+    ``soft``: labels (n, K) are soft targets, of which the most probable class is the correct one; the NLL is
+    the mean over their classes, −Σ_k t_k log p_k.
+    """
     check_real_tensors(probs=probs, labels=labels)
-    if labels.dim() == 2:
+    if labels.dim() == 2 and soft:
+        nll, correct = soft_nll_terms(probs, labels), probs.argmax(-1) == labels.argmax(-1)
+    elif labels.dim() == 2:
         nll, correct = binary_nll_terms(probs, labels), has_top_class(probs, labels)
     else:
         nll, correct = nll_terms(probs, labels), probs.argmax(-1) == labels

@@ -65,6 +65,17 @@ def nll_terms(probs: Tensor, labels: Tensor) -> Tensor:
     return -_wide(probs.gather(1, labels[:, None]).squeeze(1)).clamp_min(TINY).log()
 
 
+def soft_nll_terms(probs: Tensor, targets: Tensor) -> Tensor:
+    """Values of −Σ_k t_k log p_k for soft targets t (n, K), one for each example: (n,)."""
+    check_real_tensors(probs=probs, targets=targets)
+    if targets.shape != probs.shape:
+        raise ValueError(
+            f"probs and targets must both be (n, K), got {tuple(probs.shape)} and {tuple(targets.shape)}"
+        )
+    check_probs(probs)
+    return -(_wide(targets) * _wide(probs).clamp_min(TINY).log()).sum(-1)
+
+
 def brier(probs: Tensor, labels: Tensor) -> float:
     """Mean of Σ_k (p_k − [k = label])²: 0 is perfect, 2 is certain of a wrong class. Some halve it.
 

@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 
 from hetsngp.models.classifier import Classifier
-from hetsngp.validation import check_batch, check_class_labels, check_weight, is_device_loader
+from hetsngp.validation import check_batch, check_targets, check_weight, is_device_loader
 
 
 def dataset_size(loader: Iterable[Any]) -> float | None:
@@ -45,6 +45,8 @@ def _weight_of(batch: Any) -> float:
 def class_counts(loader: Iterable[Any], num_classes: int) -> Tensor | None:
     """Total weight of the examples of each class, (K,) in float64: one pass over a loader with a length.
 
+    Soft targets (B, K) count for each class by their share.
+
     >>> class_counts([(torch.zeros(3, 2), torch.tensor([0, 2, 2]))], 3)
     tensor([1., 0., 2.], dtype=torch.float64)
     """
@@ -57,15 +59,16 @@ def class_counts(loader: Iterable[Any], num_classes: int) -> Tensor | None:
         if not isinstance(y, Tensor) or y.dim() == 0:
             raise TypeError(f"loader must yield labels of a batch as a tensor, got {type(y).__name__}")
         weight = torch.ones(len(y)) if weight is None else check_weight(weight, len(y))
-        y = check_class_labels(y, num_classes, len(y)).cpu()
-        counts += torch.bincount(y, weight.cpu().double(), minlength=num_classes)
+        y, weight = check_targets(y, num_classes, len(y)).cpu(), weight.cpu().double()
+        soft = y.dim() == 2
+        counts += weight @ y.double() if soft else torch.bincount(y, weight, minlength=num_classes)
     return counts if counts.any() else None
 
 
 def _all_at_once(loader: Any) -> list[Any] | None:
     """All examples in one batch, if they are in memory; else None."""
     if is_device_loader(loader):  # which may leave some out in one epoch, and others in the next
-        return [(loader.dataset.images, loader.dataset.labels)]
+        return [(loader.dataset.images, loader.dataset.loader_labels)]
     return [loader.dataset.tensors] if _goes_through_all(loader) else None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hetsngp._moved import renamed, renamed_arguments, renamed_attribute
 from hetsngp.fitting.schedule import Schedule
-from hetsngp.validation import check_positive
+from hetsngp.validation import check_not_negative, check_positive
 
 
 @renamed_arguments(average="ema_decay")
@@ -32,6 +32,8 @@ class TrainConfig:
     """Steps from one measurement of the spectral norms to the next; 1: at every forward pass."""
     seed: int = 0
     """Seed of all that draws from torch's, NumPy's or Python's generators: dropout, integration points, …"""
+    mixup: float = 0.0
+    """α of mixup: each batch is mixed with a permutation of itself by λ ~ Beta(α, α); 0: none."""
     average = renamed_attribute("average", "ema_decay")
 
     def __post_init__(self) -> None:
@@ -39,14 +41,17 @@ class TrainConfig:
         check_positive("bound_every", self.bound_every, integer=True)
         if self.clip is not None:
             check_positive("clip", self.clip)
+        check_not_negative("mixup", self.mixup)
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise ValueError(f"ema_decay is between 0 and 1, e.g. 0.998, got {self.ema_decay!r}")
         if self.patience is not None:
             check_positive("patience", self.patience, integer=True)
 
     def describe(self) -> dict[str, Any]:
-        """Fields as JSON has them."""
+        """Fields as JSON has them; without mixup as before there was any, so that older runs are resumed."""
         described = asdict(self)
+        if not self.mixup:
+            del described["mixup"]
         described["schedule"]["milestones"] = list(self.schedule.milestones)
         return described
 

@@ -160,7 +160,7 @@ class FabricGradients(Gradients):
         # after ddp has seen the buffers: all processes compute the same norms, so none need be broadcast.
         self.caches_norms = config.bound_every > 1 and not sharded and bool(cache_spectral_norms(model))
         optimizer = fabric.setup_optimizers(config.schedule.make_optimizer(model))
-        super().__init__(model, optimizer, generator)
+        super().__init__(model, optimizer, generator, config.mixup)
         self.points = generator
         self.ema = None if config.ema_decay is None else MovingAverage(model, config.ema_decay)
         self.update_norms = SpectralNormUpdate(model)
@@ -173,10 +173,12 @@ class FabricGradients(Gradients):
 
     def add(self, x: Any, y: Tensor, weight: Tensor | None, *, group: int, complete: bool) -> Tensor:
         """Add the gradient of a batch; processes average their gradients at the last batch of a group."""
+        with skip_validation():  # ResumableLoader has checked the batch
+            x, y, weight = self.mixed(x, y, weight)
         x = to_channels_last(x) if self.channels_last else x
         torch.compiler.cudagraph_mark_step_begin()
         with self.fabric.no_backward_sync(self.module, enabled=not complete):
-            with skip_validation():  # ResumableLoader has checked the batch
+            with skip_validation():
                 loss: Tensor = self.module(x, y, weight)
             self.fabric.backward(loss / group if group > 1 else loss)
         return loss

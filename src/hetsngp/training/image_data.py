@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from hetsngp.data.images.arrays import ImageArrays
+from hetsngp.data.images.arrays import ImageArrays, fold_rows, stratified
 from hetsngp.data.images.decoding import IMAGENET_MEAN, IMAGENET_STD, short_side
 from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
 from hetsngp.data.images.files import LIMIT_BYTES, ImageFiles
 from hetsngp.data.images.multi_label import MultiLabelFiles
+from hetsngp.data.label_files import LabelFile, open_labels, with_labels
 from hetsngp.data.preprocessing import Images, Preprocessing
 from hetsngp.data.shards.streams import ShardedImages
 from hetsngp.data.sources import has_test, open_set
@@ -34,7 +35,9 @@ class TaskData:
     shape: tuple[int, int, int]
     """Channels, height and width of an image."""
     fingerprints: dict[str, Any] = field(default_factory=dict)
-    """Fingerprints of the sets as they were opened, before files are decoded."""
+    """Fingerprints of the sets as they were opened, before files are decoded, and of corrected labels."""
+    corrected: dict[str, Any] | None = None
+    """Corrected labels, for the summary: their path, and the numbers of dropped and of changed examples."""
 
     @property
     def num_classes(self) -> int:
@@ -64,25 +67,44 @@ def open_task(
     """Open and check all data of a task, so that missing data are found before the training.
 
     ``fingerprints`` makes those of the opened sets.
+
+    Folds and held-out images are drawn from the labels as given, so that they are the same with corrected
+    labels. These are for training and held-out images, without those that were dropped; a fold that is tested
+    on keeps its given labels.
     """
     images = open_set(task.data, "train")
     if not isinstance(images, Images):
         raise ValueError(f"{task.data} is a {type(images).__name__}, not images to train on: docs/data.md")
+    single = isinstance(images, ImageArrays | ImageFiles)
+    for name in ("labels", "fold"):
+        if not single and getattr(task, name) is not None:
+            raise ValueError(
+                f"{name} is for images with one label each, and those of {task.data} are "
+                f"{type(images).__name__}: leave it out"
+            )
+    labels = None if task.labels is None else open_labels(task.labels, images)  # type: ignore[arg-type]
     test, missing = None, None
-    if has_test(task.data):
+    if task.fold is None and has_test(task.data):
         try:
             test = open_set(task.data, "test")
         except FileNotFoundError as error:
             missing = " ".join(str(error).split())
     found = {} if fingerprints is None else fingerprints({"train": images, "test": test})
+    if labels is not None and fingerprints is not None:
+        found = {**found, "labels": labels.to_fingerprint()}
     images, test = _loaded(images, task), None if test is None else _loaded(test, task)
     if isinstance(images, ImageArrays):
         shape = tuple(images.images.shape[1:])
         short_side(max(shape[1:]), task.resize)  # checks what files for prediction will need
     else:
         shape = (3, _size(task), _size(task))
-    train, held_out = images.split(task.held_out, seed=seed)
-    data = TaskData(train, held_out, test, missing, shape, found)  # type: ignore[arg-type]
+    corrected = None
+    if single:
+        train, held_out, fold, corrected = _split(images, labels, task, seed)
+        test = test if fold is None else fold
+    else:
+        train, held_out = images.split(task.held_out, seed=seed)
+    data = TaskData(train, held_out, test, missing, shape, found, corrected)  # type: ignore[arg-type]
     if test is not None and test.class_names != images.class_names:
         odd = sorted(set(images.class_names) ^ set(test.class_names))
         raise ValueError(
@@ -94,6 +116,27 @@ def open_task(
         kind, fix = ("multi-label", "sigmoid") if data.multi_label else ("single-label", "softmax")
         raise ValueError(f"{task.data} is {kind}: --set options.link={fix}")
     return data
+
+
+def _split(
+    images: Any, labels: LabelFile | None, task: ImageTask, seed: int
+) -> tuple[Any, Any, Any | None, dict[str, Any] | None]:
+    """Images to train on, held out, and of the fold; and how many examples have corrected labels."""
+    rest, fold, corrected = torch.arange(len(images)), None, None
+    if task.fold is not None:
+        number, folds = task.fold_number
+        rows = fold_rows(images.labels, images.num_classes, folds, seed)[number - 1]
+        fold, rest = images.take(rows), rest[~torch.isin(rest, rows)]
+    parts = [rest[rows] for rows in stratified(images.labels[rest], images.num_classes, task.held_out, seed)]
+    if labels is not None:
+        images, kept = with_labels(images, labels), labels.is_kept
+        parts = [rows[kept[rows]] for rows in parts]
+        if not all(map(len, parts)):
+            raise ValueError(f"the labels {task.labels} drop all images to train on, or all held-out ones")
+        changed = sum(int(labels.changed[rows].sum()) for rows in parts)
+        corrected = {"path": task.labels, "dropped": int((~kept[rest]).sum()), "changed": changed}
+    train, held_out = (images.take(rows) for rows in parts)
+    return train, held_out, fold, corrected
 
 
 def make_loaders(

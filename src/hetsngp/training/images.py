@@ -77,8 +77,8 @@ def train_images(
     folder, fabric, described = checkpoints.folder, engine.fabric, recipe.describe()
     before, problem = on_main(fabric, lambda: _inspect(folder))
     if before is not None and is_same_run(before, described):
-        everything = checkpoints.hash_all_data
-        check_data_of_finished(folder, before, recipe.task.data, fabric, everything=everything)
+        task, everything = recipe.task, checkpoints.hash_all_data
+        check_data_of_finished(folder, before, task.data, fabric, labels=task.labels, everything=everything)
         if on_main(fabric, lambda: _changed_files(folder, before)):
             with run_writer(fabric, folder):
                 on_main(fabric, lambda: _write_logs_again(folder, before))
@@ -142,6 +142,8 @@ def _train_images(
         "no_test": data.missing,
         FINGERPRINTS: data.fingerprints,
     }
+    if data.corrected is not None:
+        summary["labels"] = data.corrected
 
     def write() -> dict[str, Any]:
         folder = checkpoints.folder
@@ -317,7 +319,7 @@ def _thresholds(
     found, labels = [], []
     for x, y in loader:
         found.append(model.predict(to_device(x, engine.device)).map(torch.Tensor.cpu))
-        labels.append(y.cpu())
+        labels.append((y if y.dim() == 1 or inputs.multi_label else y.argmax(1)).cpu())
         if sum(map(len, labels)) >= most:
             break
     rules = recipe.verdicts
@@ -327,13 +329,17 @@ def _thresholds(
 
 
 def measure(model: Classifier, loader: Any, engine: Engine) -> dict[str, float]:
-    """Accuracy (precision@1 for multi-label data), NLL and ECE; each process predicts its part."""
+    """Accuracy (precision@1 for multi-label data), NLL and ECE; each process predicts its part.
+
+    Of soft targets the most probable class counts as correct.
+    """
     numbers = measure_quality(
         model,
         shard_loader(loader, engine.fabric),
         engine.device,
         gather=lambda values: _gather(values, engine.fabric),
         dtype=torch.float32,
+        soft=not model.head.sigmoid,
     )
     return {"accuracy" if name == "precision_at_1" else name: value for name, value in numbers.items()}
 

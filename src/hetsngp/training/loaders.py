@@ -15,9 +15,9 @@ from hetsngp.models.classifier import Classifier
 from hetsngp.training.checkpointing.randomness import loader_generators, rng_state, set_rng_state
 from hetsngp.validation import (
     check_batch,
-    check_class_labels,
     check_inputs,
     check_multi_hot,
+    check_targets,
     check_weight,
     is_device_loader,
 )
@@ -50,7 +50,8 @@ class ResumableLoader:
         self.is_device_loader = is_device_loader(loader)
         if self.is_device_loader:
             data: Any = loader.dataset  # type: ignore[attr-defined]
-            if data.num_classes > model.num_classes:
+            other = data.targets is not None and data.num_classes != model.num_classes
+            if data.num_classes > model.num_classes or other:
                 raise ValueError(
                     f"the data have {data.num_classes} classes, but this model has num_classes="
                     f"{model.num_classes}: build it with num_classes={data.num_classes}"
@@ -146,7 +147,7 @@ class ResumableLoader:
         for batch in batches:
             x, y, weight = check_batch(batch, "loader")
             check_inputs(x)
-            check = check_multi_hot if head.sigmoid else check_class_labels
+            check = check_multi_hot if head.sigmoid else check_targets
             check(y, self.model.num_classes, len(y))
             if weight is not None:
                 check_weight(weight, len(y))

@@ -17,12 +17,13 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from hetsngp.data.fingerprint import Fingerprint, compare_fingerprints, fingerprint_data, fingerprint_items
+from hetsngp.data.label_files import open_labels
 from hetsngp.data.sources import has_test, open_set
 from hetsngp.training.checkpointing.randomness import rng_state, seed_all, set_rng_state
 from hetsngp.training.main_process import on_main
 
 Fingerprints = dict[str, Fingerprint]
-"""Fingerprint of each part of the data: train, held_out, test."""
+"""Fingerprint of each part of the data: train, held_out, test, labels."""
 _RANDOM = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 # Of a data set that holds more, its items are not read.
 _MOST_OBJECTS, _MOST_ITEMS = 10_000, 100
@@ -89,12 +90,23 @@ def is_same_run(summary: Mapping[str, Any], described: Mapping[str, Any]) -> boo
     """Whether a finished run had this recipe. Its data may have moved, where contents can be compared."""
     before = summary["recipe"]
     if FINGERPRINTS in summary and isinstance(before, Mapping) and isinstance(before.get("task"), Mapping):
-        before = {**before, "task": {**before["task"], "data": described["task"]["data"]}}
+        before = {**before, "task": with_paths_now(before["task"], described["task"])}
     return bool(before == described)
 
 
+def with_paths_now(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Description of a task with the paths of its data and labels now, which may have moved."""
+    return {**before, **{name: now[name] for name in ("data", "labels") if name in before and name in now}}
+
+
 def check_data_of_finished(
-    folder: Path, summary: Mapping[str, Any], data: str, fabric: Any, *, everything: bool = False
+    folder: Path,
+    summary: Mapping[str, Any],
+    data: str,
+    fabric: Any,
+    *,
+    labels: str | None = None,
+    everything: bool = False,
 ) -> None:
     """Raise as :func:`check_same_data` does, for a finished run; a collective call.
 
@@ -107,9 +119,14 @@ def check_data_of_finished(
     def opened() -> Fingerprints:
         try:
             test = open_set(data, "test") if "test" in before and has_test(data) else None
-            return set_fingerprints({"train": open_set(data, "train"), "test": test}, everything=everything)
+            train = open_set(data, "train")
+            found = set_fingerprints({"train": train, "test": test}, everything=everything)
+            if labels is not None:
+                found["labels"] = open_labels(labels, train).to_fingerprint()
+            return found
         except FileNotFoundError:
-            if data != summary["recipe"]["task"].get("data"):
+            task = summary["recipe"]["task"]
+            if (data, labels) != (task.get("data"), task.get("labels")):
                 raise
             return {}
 

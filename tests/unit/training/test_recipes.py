@@ -166,6 +166,8 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "batch_size": (1_000,),
     "held_out": (0.25, "1e-3"),
     "calibrate": ("false",),
+    "labels": ("runs/audit", "none"),
+    "fold": ("2/5", "none"),
     "seed": (3,),
     "options.rank": (2,),
     "options.temperature": (0.5, 2),
@@ -208,6 +210,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "training.patience": (5,),
     "training.best": ("false",),
     "training.bound_every": (1,),
+    "training.mixup": (0.2, 0),
     "hardware.devices": (2, "auto"),
     "hardware.nodes": (2,),
     "hardware.strategy": ("fsdp",),
@@ -221,6 +224,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
 }
 """Every key, and values that it takes."""
 SAME = {"hardware.devices": "auto", "size": "none", "workers": "none", "options.num_samples": "none"}
+SAME |= {"labels": "none", "fold": "none", "training.mixup": 0}
 """Values that are there already."""
 
 

@@ -5,8 +5,8 @@
 one folder for each class; ``decoding``: from an encoded image to a tensor.
 """
 
-from hetsngp.data.images.arrays import ImageArrays, stratified
+from hetsngp.data.images.arrays import ImageArrays, fold_rows, stratified
 from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
 from hetsngp.data.images.folders import folder_loader
 
-__all__ = ["Augmentation", "DeviceLoader", "ImageArrays", "folder_loader", "stratified"]
+__all__ = ["Augmentation", "DeviceLoader", "ImageArrays", "fold_rows", "folder_loader", "stratified"]

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hetsngp.validation import check_positive, check_targets
+
 # Images converted to float64 at a time: a whole set would take eight times its size.
 CHUNK = 256
 
@@ -17,6 +19,9 @@ CHUNK = 256
 @dataclass(frozen=True, eq=False)
 class ImageArrays:
     """Labelled images. ``images``: (N, C, H, W) uint8. ``labels``: (N,) int64 in 0 … K−1. ``class_names``: K.
+
+    ``targets``, (N, K) float32: soft targets, which loaders yield in place of ``labels``; splits go by
+    ``labels``.
 
     >>> data = ImageArrays(torch.zeros(4, 3, 8, 8).byte(), torch.tensor([0, 1, 0, 1]), ("cat", "dog"))
     >>> rest, held_out = data.split(0.5)
@@ -27,6 +32,7 @@ class ImageArrays:
     images: Tensor
     labels: Tensor
     class_names: tuple[str, ...]
+    targets: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_images(self.images)
@@ -38,6 +44,7 @@ class ImageArrays:
                 f"labels go from {low} to {high}, but there are {self.num_classes} class_names, so labels "
                 f"must be 0 … {self.num_classes - 1}: renumber the labels, or name every class"
             )
+        check_soft_targets(self.targets, self.labels, self.num_classes)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -47,12 +54,18 @@ class ImageArrays:
         """Number of classes K."""
         return len(self.class_names)
 
+    @property
+    def loader_labels(self) -> Tensor:
+        """What loaders yield: ``targets`` (N, K) where there are any, else ``labels`` (N,)."""
+        return self.labels if self.targets is None else self.targets
+
     def to(self, device: torch.device | str) -> ImageArrays:
         """Copy to ``device``; ``self`` where it is there already."""
         images, labels = self.images.to(device), self.labels.to(device)
         if images is self.images and labels is self.labels:
             return self
-        return replace(self, images=images, labels=labels)
+        targets = None if self.targets is None else self.targets.to(device)
+        return replace(self, images=images, labels=labels, targets=targets)
 
     def take(self, indices: Tensor | np.ndarray | Sequence[int]) -> ImageArrays:
         """Examples at ``indices`` (n,), in that order; classes without examples stay."""
@@ -64,7 +77,8 @@ class ImageArrays:
                 f"indices must be whole numbers, got {rows.dtype}: for a mask pass mask.nonzero().flatten()"
             )
         rows = rows.long().to(self.images.device)
-        return replace(self, images=self.images[rows], labels=self.labels[rows])
+        targets = None if self.targets is None else self.targets[rows]
+        return replace(self, images=self.images[rows], labels=self.labels[rows], targets=targets)
 
     def split(self, held_out: int | float, seed: int = 0) -> tuple[ImageArrays, ImageArrays]:
         """(rest, held out): ``held_out`` examples, or that fraction, by :func:`stratified`, in order."""
@@ -107,6 +121,43 @@ def stratified(
         rows = (labels == label).nonzero().flatten()
         chosen[rows[torch.randperm(len(rows), generator=generator)[:share]]] = True
     return (~chosen).nonzero().flatten(), chosen.nonzero().flatten()
+
+
+def fold_rows(labels: Tensor, num_classes: int, folds: int, seed: int = 0) -> list[Tensor]:
+    """Indices of each of ``folds`` parts of the examples, stratified by class: a list of (n,).
+
+    ``labels``: (N,) int64 in 0 … K−1. The parts are in increasing order, on the CPU, and follow from labels
+    and ``seed`` alone. Their sizes differ by at most one, and so do their numbers of examples of each class.
+
+    >>> fold_rows(torch.tensor([0, 1, 0, 1, 0, 0]), num_classes=2, folds=2)
+    [tensor([0, 1, 5]), tensor([2, 3, 4])]
+    """
+    check_positive("folds", folds, integer=True)
+    if len(labels) < folds:
+        raise ValueError(f"{len(labels)} examples cannot be divided into {folds} folds: choose fewer")
+    generator, labels = torch.Generator().manual_seed(seed), labels.cpu()
+    rows = [(labels == label).nonzero().flatten() for label in range(num_classes)]
+    order = torch.cat([own[torch.randperm(len(own), generator=generator)] for own in rows])
+    return [order[fold::folds].sort().values for fold in range(folds)]
+
+
+def check_soft_targets(targets: Any, labels: Tensor, num_classes: int) -> None:
+    """Check the soft targets (N, K) of images, or None."""
+    if targets is None:
+        return
+    if not isinstance(targets, Tensor) or targets.dtype != torch.float32:
+        kind = targets.dtype if isinstance(targets, Tensor) else type(targets).__name__
+        raise TypeError(f"targets must be a tensor of float32, got {kind}: torch.as_tensor(targets).float()")
+    if targets.shape != (len(labels), num_classes):
+        raise ValueError(
+            f"targets have shape {tuple(targets.shape)} where ({len(labels)}, {num_classes}) was expected: a "
+            "probability of each class for each image"
+        )
+    check_targets(targets, num_classes, len(labels))
+    if targets.device != labels.device:
+        raise ValueError(
+            f"labels are on {labels.device}, targets on {targets.device}: put both on one device"
+        )
 
 
 def _check_images(images: Any) -> None:

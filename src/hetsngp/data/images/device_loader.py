@@ -47,7 +47,8 @@ class _EpochDraws:
 
 
 class DeviceLoader:
-    """Batches (x, y) of ``data``; x: (b, C, H, W) float32, (x/255 − mean)/std; y: (b,) int64.
+    """Batches (x, y) of ``data``; x: (b, C, H, W) float32, (x/255 − mean)/std; y: labels (b,) int64, or soft
+    targets (b, K) where there are any.
 
     ``batch_size`` is the global one, over all processes. ``drop_last`` leaves out a last batch that is not
     full; None: the value of ``shuffle``. ``mean`` and ``std``: (C,) in units of [0, 1]; None: those of
@@ -205,7 +206,7 @@ class DeviceLoader:
 
     def _batch(self, draws: _EpochDraws, positions: slice) -> tuple[Tensor, Tensor]:
         rows = positions if draws.order is None else draws.order[positions]
-        x, y = self.dataset.images[rows], self.dataset.labels[rows]
+        x, y = self.dataset.images[rows], self.dataset.loader_labels[rows]
         if self.augment is not None and draws.windows is not None:
             x = crop_and_flip(x, draws.windows[:, positions], self.augment.crop)
         if self.channels_last:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from hetsngp.data.images.arrays import ImageArrays, stratified
+from hetsngp.data.images.arrays import ImageArrays, check_soft_targets, stratified
 from hetsngp.data.images.decoding import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -36,6 +36,8 @@ CHUNK = 64
 class ImageFiles:
     """Labelled image files. ``files``: N paths. ``labels``: (N,) int64 in 0 … K−1. ``class_names``: K names.
 
+    ``targets``, (N, K) float32: soft targets, which loaders yield in place of ``labels``; splits go by
+    ``labels``.
     :meth:`load` decodes all into memory, :meth:`loader` reads them from disk batch by batch.
 
     >>> files = ImageFiles(("a.jpg", "b.jpg", "c.jpg"), torch.tensor([0, 1, 1]), ("cat", "dog"))
@@ -46,6 +48,7 @@ class ImageFiles:
     files: tuple[Path, ...]
     labels: Tensor
     class_names: tuple[str, ...]
+    targets: Tensor | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "files", tuple(map(Path, self.files)))
@@ -63,6 +66,7 @@ class ImageFiles:
                 f"labels go from {low} to {high}, but there are {self.num_classes} class_names: renumber the "
                 "labels, or name every class"
             )
+        check_soft_targets(self.targets, labels, self.num_classes)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -76,7 +80,8 @@ class ImageFiles:
         """Files at ``indices`` (n,), in that order; classes without files stay."""
         rows = checked_rows(indices)
         chosen = tuple(self.files[row] for row in rows.tolist())
-        return replace(self, files=chosen, labels=self.labels[rows])
+        targets = None if self.targets is None else self.targets[rows]
+        return replace(self, files=chosen, labels=self.labels[rows], targets=targets)
 
     def split(self, held_out: int | float, seed: int = 0) -> tuple[ImageFiles, ImageFiles]:
         """(rest, held out): ``held_out`` files, or that fraction of them, stratified by class, in order.
@@ -123,7 +128,7 @@ class ImageFiles:
                 done += count
                 if progress is not None:
                     progress(done, len(self))
-        return ImageArrays(images, self.labels, self.class_names)
+        return ImageArrays(images, self.labels, self.class_names, self.targets)
 
     def loader(
         self,
@@ -138,6 +143,8 @@ class ImageFiles:
         std: Sequence[float] = IMAGENET_STD,
     ) -> DataLoader[Any]:
         """(x, y) from disk; x: (b, 3, size, size) float32, (x/255 − mean)/std, by default as for ImageNet.
+
+        y: labels (b,), or soft targets (b, K) where there are any.
 
         For training: random resized crops, flipped or not, in random order, full batches only. Otherwise the
         pixels of :meth:`load` (with its ``resize``), in order. ``seed`` decides the order and, where there
@@ -160,22 +167,23 @@ def checked_rows(indices: Tensor | np.ndarray | Sequence[int]) -> Tensor:
     return rows.long()
 
 
-class _FromDisk(Dataset[tuple[Tensor, int]]):
+class _FromDisk(Dataset[tuple[Tensor, int | Tensor]]):
     """Data set that decodes one file at a time."""
 
     def __init__(self, data: ImageFiles, decoder: Decoder) -> None:
         # One array: counting references to a million paths would in time copy them in each worker.
         self.files = np.array([os.fsencode(file) for file in data.files])
-        self.labels, self.decoder = data.labels, decoder
+        self.labels, self.targets, self.decoder = data.labels, data.targets, decoder
         self.classes = list(data.class_names)
         """Class names, under the name they have in torchvision's ImageFolder."""
 
     def __len__(self) -> int:
         return len(self.files)
 
-    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+    def __getitem__(self, row: int) -> tuple[Tensor, int | Tensor]:
         name = os.fsdecode(self.files[row])
-        return self.decoder(Path(name), name), int(self.labels[row])
+        y = int(self.labels[row]) if self.targets is None else self.targets[row]
+        return self.decoder(Path(name), name), y
 
 
 def read_image(file: Path, size: int, resize: int | None = None) -> Tensor:

@@ -20,7 +20,7 @@ from hetsngp.training.checkpointing.state_dicts import STATISTICS, full_tensors,
 from hetsngp.training.config import CheckpointConfig
 from hetsngp.training.logs import COLUMNS, MetricsRow
 from hetsngp.training.recipes.keys import current_config
-from hetsngp.training.same_data import FINGERPRINTS, check_same_data
+from hetsngp.training.same_data import FINGERPRINTS, check_same_data, with_paths_now
 
 if TYPE_CHECKING:
     from hetsngp.training.run import TrainingRun
@@ -251,7 +251,7 @@ class Checkpointer:
         if AMPLITUDE in now:  # it decides, whether it was given or the default
             now, before = ({**about, GIVEN_AMPLITUDE: None} for about in (now, _with_amplitude(before)))
         if checkpoints.fingerprints is not None and FINGERPRINTS in state:
-            before["data"] = now.get("data")  # it may have moved: contents are compared
+            before = with_paths_now(before, now)  # contents are compared
         changes = _differences(now, before)
         if changes:
             raise ValueError(

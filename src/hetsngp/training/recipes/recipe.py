@@ -52,6 +52,9 @@ class Recipe:
         """Everything that decides the result, for JSON."""
         task = {**asdict(self.task), "options": _plain(dict(self.task.options))}
         del task["workers"]
+        for name in ("labels", "fold"):  # as before there were these keys, so that older runs are recognised
+            if task[name] is None:
+                del task[name]
         return {
             "name": self.name,
             "task": task,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +38,11 @@ class ImageTask:
     """Share of the training images kept for early stopping and calibration."""
     calibrate: bool = True
     """Set temperature and posterior scale on the held-out images."""
+    labels: str | None = None
+    """Corrected labels of the training images, :mod:`hetsngp.data.label_files`: an audit folder or a CSV
+    file."""
+    fold: str | None = None
+    """Fold of the training images that is left out and tested on, such as "2/5": number 2 of 5."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of :func:`hetsngp.build`."""
 
@@ -53,6 +59,16 @@ class ImageTask:
             raise ValueError(f"workers is a number of processes, 0 for none, got {self.workers!r}")
         if self.pretrained and self.network.startswith("wrn-"):
             raise ValueError(f"{self.network} has no pretrained weights: name a network of timm's")
+        if self.fold is not None:
+            self.fold_number  # noqa: B018  # raises
+
+    @property
+    def fold_number(self) -> tuple[int, int]:
+        """Number of ``fold``, from 1, and the number of folds."""
+        found = re.fullmatch(r"([1-9]\d{0,8})/([1-9]\d{0,8})", str(self.fold))
+        if found is None or not (number := int(found[1])) <= (folds := int(found[2])) or folds < 2:
+            raise ValueError(f"fold is such as 2/5, the second of five folds, got {self.fold!r}")
+        return number, folds
 
 
 @renamed_arguments(right="correct")
