@@ -226,7 +226,7 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(method: str, tmp_pat
     whole = toy.weights(run("whole").model)
     with pytest.raises(Died):
         run("parts", at=6)
-    with pytest.raises(ValueError, match="mixup 0.5, now None"):
+    with pytest.raises(ValueError, match=r"mixup 0\.5, now None"):
         run("parts", config=TrainConfig(config.schedule))
     resumed = run("parts")
     assert resumed.resumed == 6
