@@ -252,13 +252,14 @@ class Checkpointer:
             now, before = ({**about, GIVEN_AMPLITUDE: None} for about in (now, _with_amplitude(before)))
         if checkpoints.fingerprints is not None and FINGERPRINTS in state:
             before = with_paths_now(before, now)  # contents are compared
+        # First, because it says which part of the data differs.
+        check_same_data(folder, state.get(FINGERPRINTS), self.run.data.fingerprints)
         changes = _differences(now, before)
         if changes:
             raise ValueError(
                 f"{folder} holds a run on other data ({'; '.join(changes)}): resume with those it "
                 "began with, or give another folder"
             )
-        check_same_data(folder, state.get(FINGERPRINTS), self.run.data.fingerprints)
         changes = _differences(self.run.config.describe(), state["plan"])
         if changes and state["finished"]:
             raise ValueError(
