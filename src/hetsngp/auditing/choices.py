@@ -150,8 +150,8 @@ def _rows(file: Path, columns: tuple[str, ...], *, hint: str) -> Iterator[tuple[
             missing = [name for name in columns if name not in heading]
             if missing:
                 raise ValueError(
-                    f"{file} has no column {', '.join(missing)} (its first line is {','.join(heading)!r:.99}, "
-                    f"and columns are separated by commas): {hint}"
+                    f"{file} has no column {', '.join(missing)} (its first line is {','.join(heading)!r:.99}"
+                    f"; columns are separated by commas): {hint}"
                 )
             for row in rows:
                 if row and len(row) != len(heading):
