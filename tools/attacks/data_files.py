@@ -98,6 +98,7 @@ def _by_kind(draws: random.Random) -> dict[str, list[Case]]:
         *_tables(),
         *_parquet(),
         *_sheets(),
+        *_label_files(),
         *_mutated(draws),
     ]
     kinds: dict[str, list[Case]] = {}
@@ -1016,13 +1017,104 @@ def _sheets() -> Iterator[Case]:
         yield Case("sheet", name, lambda place: None, draw, True)
 
 
+# --- corrected labels -----------------------------------------------------------------------------------
+
+
+def _label_files() -> Iterator[Case]:
+    from safetensors.torch import load, save
+
+    from hetsngp.data.label_files import CORRECTED, LABELS, LabelFile, read_labels
+    from hetsngp.files import with_checksum
+
+    def read(place: Path) -> list[int]:
+        found: list[int] = read_labels(place).labels.tolist()
+        return found
+
+    def alone(place: Path) -> list[int]:
+        found: list[int] = read_labels(place / CORRECTED, ("cat", "dog")).labels.tolist()
+        return found
+
+    def write(place: Path, about: Any = None, tensors: Any = None) -> None:
+        file = LabelFile(("0", "1"), ("cat", "dog"), torch.tensor([0, 1]), torch.eye(2).flip(0)).write(place)
+        written = load(file.read_bytes())
+        content = json.loads(written["about"].numpy().tobytes())
+        content = with_checksum({**content, **about}) if isinstance(about, dict) else about
+        tensors = dict(tensors or {})
+        if about is not None:
+            text = content if isinstance(content, bytes) else json.dumps(content).encode()
+            tensors["about"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        file.write_bytes(save({**written, **tensors}))
+
+    yield Case("labels", "as written", write, read, [1, 0])
+    forged: dict[str, Any] = {
+        "names of numbers": {"names": [0, 1]},
+        "too few names": {"names": ["0"]},
+        "names that are none": {"names": None},
+        "classes of one name": {"class_names": ["cat", "cat"]},
+        "another version": {"version": 10**400},
+        "a deep list": b"[" * 100_000,
+        "a number of 10,000 digits": b"9" * 10_000,
+        "no JSON": b"\xff\xfe",
+        "a list": b"[1, 2]",
+    }
+    for name, about in forged.items():
+        yield Case("labels", name, lambda place, about=about: write(place, about), read)
+    changed: dict[str, dict[str, torch.Tensor]] = {
+        "targets that are NaN": {"targets": torch.full((2, 2), torch.nan)},
+        "targets of three dimensions": {"targets": torch.ones(2, 2, 1)},
+        "targets of other numbers": {"targets": torch.eye(2)},
+        "labels out of range": {"given": torch.tensor([0, 2**40])},
+        "labels that are no numbers": {"given": torch.zeros(2)},
+        "a description of no dimension": {"about": torch.tensor(3)},
+        "a description of other numbers": {"about": torch.zeros(9).bfloat16()},
+        "a choice of no example": {"kept": torch.ones(3).bool()},
+    }
+    for name, tensors in changed.items():
+        yield Case("labels", name, lambda place, tensors=tensors: write(place, tensors=tensors), read)
+    for target, name in ((LABELS, "labels"), (CORRECTED, "choices")):
+        reader = read if target == LABELS else alone
+        yield Case(
+            "labels", f"{name}: a pipe", lambda place, target=target: os.mkfifo(place / target), reader
+        )
+        zero = lambda place, target=target: os.symlink("/dev/zero", place / target)  # noqa: E731
+        yield Case("labels", f"{name}: /dev/zero", zero, reader)
+        yield Case(
+            "labels", f"{name}: a folder", lambda place, target=target: (place / target).mkdir(), reader
+        )
+    head = b"index,given_label,label,source\n"
+    yield Case(
+        "labels", "choices", _file(CORRECTED, head + b"0,cat,dog,person\n1,dog,,given\n"), alone, [1, 1]
+    )
+    for name, lines in {
+        "no lines": b"",
+        "an unknown class": b"0,cat,cow,person\n",
+        "a field of a megabyte": b"0,cat," + b"c" * 2**20 + b",person\n",
+        "an open quote": b'0,cat,"dog,person\n1,dog,dog,given\n',
+        "zero bytes": bytes(1000),
+        "no UTF-8": b"0,cat,d\xf6g,person\n",
+        "an example twice": b"0,cat,dog,person\n0,cat,cat,person\n",
+    }.items():
+        yield Case("labels", f"choices: {name}", _file(CORRECTED, head + lines), alone)
+
+
 # --- random changes -------------------------------------------------------------------------------------
 
 
 def _mutated(draws: random.Random) -> Iterator[Case]:
     """Valid files with a few bytes changed, cut out or repeated."""
     valid: dict[str, Case] = {}
-    for make in (_pickles, _torch_files, _arrays, _matlab, _shards, _tables, _parquet, _cifar_others):
+    makers = (
+        _pickles,
+        _torch_files,
+        _arrays,
+        _matlab,
+        _shards,
+        _tables,
+        _parquet,
+        _cifar_others,
+        _label_files,
+    )
+    for make in makers:
         first = next(make())
         valid[first.kind] = first
     for kind, case in valid.items():

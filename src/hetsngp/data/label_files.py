@@ -300,7 +300,12 @@ def match_labels(images: ImageArrays | ImageFiles, labels: LabelFile) -> LabelFi
     before_images = labels.fingerprint or {}
     # Files may be copies of another size. Examples that are known by their index alone must be the same.
     if isinstance(images, ImageArrays) and "shapes" in before_images:
-        changes = compare_fingerprints(before_images, fingerprint_data(images) or {})
+        try:
+            changes = compare_fingerprints(before_images, fingerprint_data(images) or {})
+        except (TypeError, LookupError) as error:
+            raise ValueError(
+                f"the fingerprint of the labels is damaged ({error!r}): write them again"
+            ) from error
         if changes:
             raise _other_data("; ".join(changes))
     kept = None if labels.kept is None else labels.kept[rows]

@@ -38,7 +38,8 @@ def mixed_batch(
     targets = targets if targets.is_floating_point() else targets.float()
     own = torch.Generator().manual_seed(draw_seed(generator))
     share = beta_share(alpha, own)
-    partner = torch.randperm(rows, generator=own).to(y.device)
+    # Pageable memory is copied before the call returns, so non_blocking is safe.
+    partner = torch.randperm(rows, generator=own).to(y.device, non_blocking=True)
 
     def mixed(part: Any) -> Any:
         if not isinstance(part, Tensor) or part.dim() == 0:
