@@ -6,6 +6,7 @@ import copy
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +79,14 @@ def test_the_fast_way_learns_and_resumes(method: str, tmp_path: Path) -> None:
     assert (trained.model.predict(x).labels == y).float().mean() > 0.8
 
 
-def test_a_step_never_waits_for_the_device() -> None:
+@pytest.mark.parametrize("mixup", [0.0, 0.5])
+def test_a_step_never_waits_for_the_device(mixup: float) -> None:
     """After the first ones, which measure, capture, compile and fill caches."""
     engine = Engine(Hardware(devices=1, precision="bf16-mixed", channels_last=True))
     net = model(dataset_size=256).to(engine.device)
     resumable = ResumableLoader(loader(), net, engine.fabric, channels_last=True)
     generator = torch.Generator().manual_seed(0)
-    averaging = config(ema_decay=0.9)
+    averaging = config(ema_decay=0.9, mixup=mixup)
     steps = FabricGradients(engine.fabric, net, averaging, generator, channels_last=True, sharded=False)
     net.head.label_loss = GraphedLabelLoss()
     net.train()
@@ -99,6 +101,17 @@ def test_a_step_never_waits_for_the_device() -> None:
                 torch.cuda.set_sync_debug_mode("default")
                 raise
     torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_fast_way_learns_soft_targets_with_mixup() -> None:
+    data = images(320)
+    data = replace(data, targets=0.9 * torch.nn.functional.one_hot(data.labels, 3) + 0.1 / 3)
+    train, held_out = loader(data.take(range(256))), DeviceLoader(data.take(range(256, 320)), 30)
+    engine = Engine(FAST)
+    trained = engine.train(model(), train, config(6, mixup=0.2), held_out=held_out)
+    engine.fit_posterior(trained.model, train, held_out)
+    x, y = next(iter(held_out.to(engine.device)))
+    assert (trained.model.predict(x).labels == y.argmax(1)).float().mean() > 0.8
 
 
 def test_a_graph_refreshes_bounds_as_they_would_be_one_by_one() -> None:
