@@ -28,7 +28,7 @@ STANDS_ON: dict[str, tuple[str, ...]] = {
     "io": ("posterior", "conversion"),
     "frozen": ("fitting", "io"),
     "metrics": BASE,
-    "labels": BASE,  # planned
+    "labels": BASE,
     "data": ("metrics", "labels"),
     "serving": ("data", "io"),
     "evaluation": ("serving", "fitting"),

@@ -1,0 +1,134 @@
+"""class_confusions(): which classes are mistaken for each other, as numbers, a table and a heat map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hetsngp.files import replace_file
+from hetsngp.labels.label_errors import LabelErrors
+from hetsngp.labels.transition import MISSING
+
+# Most classes that the heat map shows, those with the most wrong labels; its side in inches for each.
+MAX_CLASSES, CELL = 40, 0.42
+# Most pairs of the printed table.
+PRINTED_PAIRS = 20
+
+
+class ConfusedPair(NamedTuple):
+    """Examples of one class that are labelled as another."""
+
+    true: str
+    given: str
+    examples: float
+    """Expected number of them."""
+    share: float
+    """Their share of all labels of the true class."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClassConfusions:
+    """Expected numbers of labels by true and given class; made by :func:`class_confusions`."""
+
+    counts: Any
+    """(K, K): labels of examples of the true class (row) that were given as the class of the column."""
+    class_names: tuple[str, ...]
+
+    @property
+    def rates(self) -> Any:
+        """P(given | true) among these examples: (K, K), rows of zeros for classes without any."""
+        return self.counts / np.maximum(self.counts.sum(1, keepdims=True), 1e-12)
+
+    @property
+    def pairs(self) -> list[ConfusedPair]:
+        """Pairs of different classes, by the expected number of wrong labels."""
+        rates, off = self.rates, self.counts * (1 - np.eye(len(self.counts)))
+        order = np.argsort(-off, axis=None, kind="stable")
+        names = self.class_names
+        cells = (np.unravel_index(cell, off.shape) for cell in order[: int((off > 0).sum())])
+        return [
+            ConfusedPair(names[k], names[j], float(off[k, j]), float(rates[k, j]))
+            for k, j in ((int(k), int(j)) for k, j in cells)
+        ]
+
+    def __str__(self) -> str:
+        pairs = self.pairs[:PRINTED_PAIRS]
+        wide = (
+            max((len(pair.true) for pair in pairs), default=4),
+            max((len(pair.given) for pair in pairs), default=5),
+        )
+        lines = [f"{'true':{wide[0]}}  {'given':{wide[1]}}  labels  share"]
+        for pair in pairs:
+            lines.append(
+                f"{pair.true:{wide[0]}}  {pair.given:{wide[1]}}  {pair.examples:6.1f}  {pair.share:5.1%}"
+            )
+        return "\n".join(lines)
+
+    def most_affected(self, most: int = MAX_CLASSES) -> list[int]:
+        """Numbers of the classes with the most wrong labels, given or true, in their own order."""
+        off = self.counts * (1 - np.eye(len(self.counts)))
+        return sorted(np.argsort(-(off.sum(0) + off.sum(1)), kind="stable")[:most].tolist())
+
+    def plot(self, path: str | Path) -> None:
+        """Write a PNG file: P(given | true) as a labelled heat map, without the diagonal.
+
+        Of more than 40 classes it shows those with the most wrong labels.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise ImportError("heat maps need matplotlib: pip install 'hetsngp[eval]'") from error
+        shown = self.most_affected()
+        rates = self.rates[np.ix_(shown, shown)]
+        names = [self.class_names[k] for k in shown]
+        side = CELL * len(shown) + 2.4
+        figure = Figure(figsize=(side + 0.6, side), layout="constrained")
+        axis = figure.subplots()
+        off = np.where(np.eye(len(shown), dtype=bool), np.nan, rates)
+        drawn = axis.imshow(off, cmap="cividis", vmin=0)
+        axis.set(xlabel="given label", ylabel="true class (estimated)")
+        plain: Any = {"parse_math": False}
+        axis.set_xticks(range(len(shown)), names, rotation=90, **plain)
+        axis.set_yticks(range(len(shown)), names, **plain)
+        largest = float(np.nanmax(off)) if len(shown) > 1 else 0.0
+        for k, row in enumerate(rates):
+            for j, rate in enumerate(row):
+                if k == j:
+                    axis.text(j, k, f"{rate:.0%}", ha="center", va="center", fontsize=7, color="0.45")
+                elif rate >= 0.005:
+                    colour = "black" if rate > 0.6 * largest else "white"
+                    axis.text(j, k, f"{rate:.0%}", ha="center", va="center", fontsize=7, color=colour)
+        figure.colorbar(drawn, ax=axis, shrink=0.6, label="share of the true class", format="{x:.0%}")
+        replace_file(Path(path), lambda file: figure.savefig(file, dpi=130, format="png"))
+
+
+def class_confusions(errors: LabelErrors, class_names: Sequence[str] | None = None) -> ClassConfusions:
+    """Expected numbers of labels by true and given class: Σ_i P(true = k | x_i, given) over labels j.
+
+    >>> import numpy as np
+    >>> from hetsngp.labels import find_label_errors
+    >>> rng = np.random.default_rng(0)
+    >>> true = rng.integers(3, size=900)
+    >>> given = np.where((true == 0) & (rng.random(900) < 0.3), 2, true)
+    >>> errors = find_label_errors(given, np.full((900, 3), 0.1) + 0.7 * np.eye(3)[true])
+    >>> pair = class_confusions(errors, ["cat", "dog", "lynx"]).pairs[0]
+    >>> pair.true, pair.given, round(pair.share, 1)
+    ('cat', 'lynx', 0.3)
+    """
+    num_classes = errors.clean_probs.shape[1]
+    if class_names is None:
+        class_names = [str(k) for k in range(num_classes)]
+    if len(class_names) != num_classes:
+        raise ValueError(
+            f"there are {len(class_names)} class_names for {num_classes} classes: name each once"
+        )
+    labels = errors.labels.reshape(len(errors.clean_probs), -1)
+    counts = np.zeros((num_classes, num_classes))
+    for given in labels.T:
+        known = given != MISSING
+        np.add.at(counts.T, given[known], errors.clean_probs[known].astype(np.float64))
+    return ClassConfusions(counts, tuple(map(str, class_names)))

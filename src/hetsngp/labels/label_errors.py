@@ -1,0 +1,288 @@
+"""find_label_errors(): which given labels are wrong, and what is true, from out-of-sample probabilities."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hetsngp.files import write_text
+from hetsngp.labels.sharpening import choose_sharpening, sample, sharpened
+from hetsngp.labels.transition import MISSING, TransitionFit, fit_transition, posterior_of_true
+from hetsngp.validation import check_positive
+
+# Smallest probability: a model that excludes the given label is not taken at its word.
+FLOOR = 1e-5
+# Draws of the transition matrix for the interval of the number of wrong labels, and its width.
+DRAWS, WIDTH = 20, 1.96
+# Share of given labels that are the most probable class, from which probabilities look like training ones.
+LOOKS_TRAINED = 0.995
+# Fewest examples for that warning: a handful may be classified correctly by chance.
+FEWEST_FOR_WARNING = 100
+# Tolerance for the sum of a row of probabilities: float16 has three digits.
+SUM_TOLERANCE = 5e-3
+
+
+@dataclass(frozen=True, eq=False)
+class LabelErrors:
+    """Label errors of N examples with K classes, as NumPy arrays; made by :func:`find_label_errors`.
+
+    With several annotators ``labels``, ``wrong_probability`` and ``is_wrong`` are (N, A), and ``transition``
+    is (A, K, K); where an annotator gave no label they are −1, NaN and False.
+    """
+
+    labels: Any
+    """Given labels, (N,) class numbers."""
+    wrong_probability: Any
+    """P(the given label is wrong | x, given labels): (N,)."""
+    suggested: Any
+    """Most probable true class: (N,)."""
+    clean_probs: Any
+    """P(true class | x, given labels): (N, K), soft targets to train on."""
+    transition: Any
+    """P(given | true), estimated: (K, K), a row for each true class."""
+    expected_wrong: float
+    """Expected number of wrong labels."""
+    expected_wrong_interval: tuple[float, float]
+    """95 % interval of the number of wrong labels, if the probabilities are out of sample and wrong labels
+    depend on the true class alone."""
+    sharpening: float
+    """Exponent s of P(true | x) ∝ probs^s."""
+    losses: Any
+    """−log P(given labels | x) of each example, with the transition matrix estimated without it: (N,). By
+    their mean rounds of correction are compared."""
+
+    @property
+    def is_wrong(self) -> Any:
+        """Labels that are more probably wrong than correct."""
+        return np.nan_to_num(self.wrong_probability) > 0.5
+
+    @property
+    def order(self) -> Any:
+        """Indices of the examples, most suspicious first; by the most suspicious label of each: (N,)."""
+        by_example = np.nan_to_num(self.wrong_probability).reshape(len(self.suggested), -1).max(1)
+        return np.argsort(-by_example, kind="stable")
+
+    def __len__(self) -> int:
+        return len(self.suggested)
+
+    def __str__(self) -> str:
+        low, high = self.expected_wrong_interval
+        count = int((self.labels != MISSING).sum())
+        return (
+            f"{self.expected_wrong:.0f} of {count} labels are probably wrong "
+            f"({self.expected_wrong / count:.1%}, 95 % interval {low:.0f} to {high:.0f}); "
+            f"{int(self.is_wrong.sum())} are more probably wrong than correct; sharpening "
+            f"{self.sharpening:.3g}"
+        )
+
+    def to_csv(
+        self,
+        path: str | Path,
+        *,
+        class_names: Sequence[str] | None = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        """Write a line for each example, most suspicious first, with cleanlab's names of the columns.
+
+        ``label_score`` is 1 − ``wrong_probability``. ``names``: what to call the examples, such as the paths
+        of files, in a column ``path``; None: their numbers, in a column ``index``. One annotator only.
+        """
+        if self.labels.ndim == 2:
+            raise ValueError(
+                "to_csv writes one label for each example: with several annotators write the arrays "
+                "themselves, e.g. numpy.savetxt(file, errors.wrong_probability)"
+            )
+        text = io.StringIO()
+        rows = csv.writer(text, lineterminator="\n")
+        key = "index" if names is None else "path"
+        rows.writerow([key, "is_label_issue", "label_score", "given_label", "predicted_label"])
+        called = [str(k) for k in range(self.clean_probs.shape[1])] if class_names is None else class_names
+        flagged = self.is_wrong
+        for i in self.order.tolist():
+            score = f"{1 - self.wrong_probability[i]:.6f}"
+            given, suggested = called[self.labels[i]], called[self.suggested[i]]
+            rows.writerow([i if names is None else names[i], bool(flagged[i]), score, given, suggested])
+        write_text(Path(path), text.getvalue())
+
+
+def find_label_errors(labels: Any, probs: Any, *, sharpening: float | None = None) -> LabelErrors:
+    """Find wrong labels from the given ``labels`` (N,) and out-of-sample ``probs`` (N, K).
+
+    P(true = k | x, given) ∝ P(k | x)·T[k, given] with P(k | x) ∝ probs^s. The transition matrix T = P(given |
+    true) is estimated by EM with a prior whose strength the labels choose (:func:`fit_transition`). A
+    network that is trained on noisy labels predicts these, less certain than the true ones: the sharpening s
+    makes up for it, and the given labels choose it too (:func:`choose_sharpening`).
+
+    Args:
+        labels: Class numbers (N,); or those of A annotators (N, A), with −1 where one has given none.
+        probs: P(label | x) (N, K) of models that were not trained on the labels they are compared with:
+            ``hetsngp.out_of_sample_probs`` for a head on frozen features, ``clf.find_label_errors`` for the
+            estimator, ``hetsngp audit`` for images. Probabilities of the model trained on all labels find
+            the errors that it has not learned, which are few.
+        sharpening: s, if it is not to be chosen.
+
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> true = rng.integers(3, size=600)
+    >>> given = np.where(rng.random(600) < 0.1, (true + 1) % 3, true)
+    >>> errors = find_label_errors(given, np.full((600, 3), 0.15) + 0.55 * np.eye(3)[true])
+    >>> bool((errors.is_wrong == (given != true)).all()), errors.transition.round(1)[0]
+    (True, array([0.9, 0.1, 0. ]))
+    """
+    given, log_probs = _checked(labels, probs)
+    if sharpening is not None:
+        check_positive("sharpening", sharpening)
+    _warn_of_training_probs(given, log_probs)
+    rows = sample(len(given), log_probs.shape[1])
+    if sharpening is None:
+        chosen, as_good = choose_sharpening(log_probs[rows], given[rows])
+    else:
+        chosen, as_good = float(sharpening), {float(sharpening)}
+    fit = fit_transition(sharpened(log_probs, chosen), given)
+    clean, wrong = _posterior(log_probs, given, chosen, fit)
+    low, high = _share_interval(log_probs[rows], given[rows], as_good)
+    one, count = given.shape[1] == 1, int((given != MISSING).sum())
+    return LabelErrors(
+        labels=given.squeeze(1).numpy() if one else given.numpy(),
+        wrong_probability=wrong.squeeze(1).numpy() if one else wrong.numpy(),
+        suggested=clean.argmax(1).numpy(),
+        clean_probs=clean.numpy(),
+        transition=(fit.transition[0] if one else fit.transition).numpy(),
+        expected_wrong=float(wrong.nansum(dtype=torch.float64)),
+        expected_wrong_interval=(low * count, high * count),
+        sharpening=chosen,
+        losses=fit.loss.numpy(),
+    )
+
+
+# --- the posterior ----------------------------------------------------------------------------------------
+
+
+def _posterior(
+    log_probs: Tensor, given: Tensor, sharpening: float, fit: TransitionFit
+) -> tuple[Tensor, Tensor]:
+    """P(true | x, given) (N, K), and P(given is wrong) (N, A), NaN where none is given."""
+    clean = torch.empty_like(log_probs)
+    for rows, part in posterior_of_true(sharpened(log_probs, sharpening), given, fit.transition):
+        clean[rows] = part
+    return clean, _wrong(clean, given)
+
+
+def _wrong(clean: Tensor, given: Tensor) -> Tensor:
+    wrong = 1 - clean.gather(1, given.clamp_min(0))
+    return wrong.clamp(0, 1).masked_fill(given == MISSING, float("nan"))
+
+
+def _share_interval(log_probs: Tensor, given: Tensor, sharpenings: set[float]) -> tuple[float, float]:
+    """Interval of the share of wrong labels, over what the labels leave open: the sharpening, T, and the
+    truth of each label.
+    """
+    ends, total = [], int((given != MISSING).sum())
+    for s in sharpenings:
+        log_clean = sharpened(log_probs, s)
+        shares, variance = [], 0.0
+        for transition in _draw(fit_transition(log_clean, given).concentration):
+            count = 0.0
+            for part, clean in posterior_of_true(log_clean, given, transition):
+                wrong = _wrong(clean, given[part]).nan_to_num().double()
+                count += float(wrong.sum())
+                variance += float((wrong * (1 - wrong)).sum()) / DRAWS
+            shares.append(count / total)
+        error = math.hypot(float(torch.tensor(shares).std()), math.sqrt(variance) / total)
+        centre = sum(shares) / DRAWS
+        ends += [centre - WIDTH * error, centre + WIDTH * error]
+    return max(min(ends), 0.0), min(max(ends), 1.0)
+
+
+def _draw(concentration: Tensor) -> list[Tensor]:
+    """Draws of T from its posterior, always the same."""
+    state = np.random.default_rng(0)
+    shape = concentration.numpy()
+    draws = (torch.from_numpy(state.standard_gamma(shape)).clamp_min(1e-12) for _ in range(DRAWS))
+    return [draw / draw.sum(-1, keepdim=True) for draw in draws]
+
+
+# --- checks -----------------------------------------------------------------------------------------------
+
+
+def _checked(labels: Any, probs: Any) -> tuple[Tensor, Tensor]:
+    """Labels (N, A) int64 with −1, and log-probabilities (N, K) float32."""
+    values = _array("probs", probs)
+    if values.ndim != 2 or len(values) == 0 or values.shape[1] < 2:
+        raise ValueError(
+            "probs must be (N, K), a row for each example and a column for each of at least two classes, "
+            f"got shape {values.shape}"
+        )
+    if values.dtype.kind not in "fiu":
+        raise TypeError(f"probs must be real numbers, got {values.dtype}")
+    p = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+    total = p.sum(1)
+    if not bool((p >= -1e-6).all()) or not bool(((total - 1).abs() <= SUM_TOLERANCE).all()):
+        worst = int(torch.where(total.isfinite(), (total - 1).abs(), torch.inf).argmax())
+        raise ValueError(
+            f"probs must be probabilities, not negative and with the sum one in each row; row {worst} has "
+            f"the sum {float(total[worst]):.4g}: give probabilities and not logits, softmax(logits)"
+        )
+    given = _checked_labels(_array("labels", labels), len(p), p.shape[1])
+    p = p.clamp_min(FLOOR)
+    return given, (p / p.sum(1, keepdim=True)).log()
+
+
+def _array(name: str, values: Any) -> Any:
+    if isinstance(values, Tensor):
+        return (
+            values.detach().cpu().numpy() if values.dtype != torch.bfloat16 else values.float().cpu().numpy()
+        )
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"{name} must be an array: {error}") from error
+
+
+def _checked_labels(values: Any, count: int, num_classes: int) -> Tensor:
+    if values.dtype.kind not in "iu":
+        raise TypeError(
+            f"labels must be class numbers 0 … {num_classes - 1}, got {values.dtype}: of names "
+            "class_names, labels = numpy.unique(labels, return_inverse=True)"
+        )
+    if values.ndim not in (1, 2) or len(values) != count or values.size == 0:
+        raise ValueError(
+            f"labels have shape {values.shape} where ({count},) was expected, or ({count}, A) for A "
+            "annotators: one row for each row of probs"
+        )
+    several = values.ndim == 2
+    given = torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).reshape(count, -1)
+    least = MISSING if several else 0
+    low, high = int(given.min()), int(given.max())
+    if low < least or high >= num_classes:
+        gaps = ", and −1 where an annotator gave none" if several else ""
+        raise ValueError(
+            f"labels go from {low} to {high}, but probs have {num_classes} columns, so labels must be 0 … "
+            f"{num_classes - 1}{gaps}"
+        )
+    if several and bool((given == MISSING).all()):
+        raise ValueError("every label is −1: no annotator has given any")
+    return given
+
+
+def _warn_of_training_probs(given: Tensor, log_probs: Tensor) -> None:
+    known = given != MISSING
+    agree = (log_probs.argmax(1, keepdim=True) == given)[known].double()
+    if len(agree) >= FEWEST_FOR_WARNING and float(agree.mean()) >= LOOKS_TRAINED:
+        warnings.warn(
+            f"{float(agree.mean()):.1%} of the labels are the most probable class of probs, as where a model "
+            "predicts what it was trained on: wrong labels that it has learned cannot be found. Give "
+            "probabilities of models that were not trained on these labels, e.g. by "
+            "sklearn.model_selection.cross_val_predict(model, X, labels, method='predict_proba')",
+            stacklevel=3,
+        )

@@ -1,0 +1,171 @@
+"""Transition matrices P(given | true), and the posterior of the true label, by EM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Strengths κ of the prior on a row of T, in examples, from "any row" to "the same for every class".
+STRENGTHS = torch.logspace(0, 5, 11, dtype=torch.float64)
+FIRST_STRENGTH = 10.0
+# Rounds of EM with the first strength, which must not be chosen before the noise is known to have a pattern;
+# rounds between two choices of it; rounds at most; nats per example by which a round must lower the loss.
+FIRST_ROUNDS, ROUNDS_PER_STRENGTH, MAX_ROUNDS, MIN_GAIN = 15, 5, 60, 1e-6
+# Examples × classes at a time: some megabytes, which stay in a core's cache.
+CHUNK = 2**19
+# Smallest count that leaving an example out may leave.
+SMALLEST = 1e-9
+MISSING = -1
+"""Label of an example that an annotator has not seen."""
+
+
+@dataclass(frozen=True)
+class TransitionFit:
+    """Result of :func:`fit_transition`, for N examples, K classes and A annotators."""
+
+    concentration: Tensor
+    """(A, K, K): parameters of the Dirichlet posterior of each row of T, float64."""
+    loss: Tensor
+    """(N,): −log P(labels of the example | x), with T estimated without the example."""
+    strength: float
+    """κ: examples of each class that the prior on T counts as."""
+
+    @property
+    def transition(self) -> Tensor:
+        """E T = P(given | true): (A, K, K)."""
+        return _mean(self.concentration)
+
+
+def fit_transition(log_clean: Tensor, labels: Tensor) -> TransitionFit:
+    """Fit T to ``labels`` (N, A), −1 where there is none, by EM; ``log_clean`` (N, K): log P(true | x).
+
+    P(labels | x) = Σ_k P(k | x) ∏_a T_a[k, label_a]. Each row of T has a Dirichlet prior, κ examples of the
+    mean (1 − ε) on the class itself and ε on the others by their frequency; several annotators have the prior
+    mean in common, which is estimated from all of them in the same way. ε and κ are estimated too (empirical
+    Bayes): noise that is alike in every class needs one number, and labels that are mistaken for one other
+    class need a whole matrix.
+    """
+    num_classes = log_clean.shape[1]
+    frequency = _label_counts(labels, num_classes) + 1
+    others = frequency.expand(num_classes, -1).clone().fill_diagonal_(0)
+    others /= others.sum(1, keepdim=True)
+    counts, last = _confusion(log_clean, labels), float("inf")
+    strength = own = FIRST_STRENGTH
+    for number in range(MAX_ROUNDS):
+        pooled = counts.sum(0)
+        centre = _centre(pooled, others)
+        choose = number >= FIRST_ROUNDS and number % ROUNDS_PER_STRENGTH == 0
+        if choose:
+            strength = _best_strength(pooled.unsqueeze(0), centre)
+        prior = (strength * centre).unsqueeze(0)
+        if len(counts) > 1:
+            centre = (pooled + prior[0]) / (pooled + prior[0]).sum(1, keepdim=True)
+            own = _best_strength(counts, centre) if choose else own
+            prior = (own * centre).unsqueeze(0)
+        concentration = counts + prior
+        counts, loss = _expected_counts(log_clean, labels, concentration)
+        mean = float(loss.mean())
+        if number > FIRST_ROUNDS and last - mean < MIN_GAIN:
+            break
+        last = mean
+    return TransitionFit(concentration, _leave_one_out(log_clean, labels, concentration), float(strength))
+
+
+def posterior_of_true(
+    log_clean: Tensor, labels: Tensor, transition: Tensor
+) -> Iterator[tuple[slice, Tensor]]:
+    """Yield P(true | x, labels) (b, K) of consecutive examples, with ``transition`` (A, K, K)."""
+    log_transition = transition.log().to(log_clean)
+    for rows in _chunks(log_clean):
+        yield rows, torch.softmax(_joint(log_clean[rows], labels[rows], log_transition), 1)
+
+
+# --- the steps --------------------------------------------------------------------------------------------
+
+
+def _chunks(log_clean: Tensor) -> Iterator[slice]:
+    size = max(1, CHUNK // log_clean.shape[1])
+    for start in range(0, len(log_clean), size):
+        yield slice(start, start + size)
+
+
+def _joint(log_clean: Tensor, labels: Tensor, log_transition: Tensor) -> Tensor:
+    """log P(true = k, labels | x): (b, K)."""
+    joint = log_clean
+    for given, log_t in zip(labels.unbind(1), log_transition, strict=True):
+        # Column ``given`` of T as a row, and zeros for −1, where there is no label.
+        joint = joint + torch.cat([log_t.mT, log_t.new_zeros(1, len(log_t))])[given]
+    return joint
+
+
+def _expected_counts(log_clean: Tensor, labels: Tensor, concentration: Tensor) -> tuple[Tensor, Tensor]:
+    """Expected numbers (A, K, K) of true class k given as j, and −log P(labels of an example) (N,)."""
+    log_transition = _mean(concentration).log().to(log_clean)
+    counts, losses = torch.zeros_like(concentration), []
+    for rows in _chunks(log_clean):
+        joint = _joint(log_clean[rows], labels[rows], log_transition)
+        losses.append(-joint.logsumexp(1).double())
+        _add_counts(counts, joint.softmax(1).double(), labels[rows])
+    return counts, torch.cat(losses)
+
+
+def _leave_one_out(log_clean: Tensor, labels: Tensor, concentration: Tensor) -> Tensor:
+    """−log P(labels of an example) (N,), with T without what the example added to its estimate.
+
+    An example adds q(k) = P(true = k | x, labels) to the counts of its label in row k.
+    """
+    log_transition, total = _mean(concentration).log().to(log_clean), concentration.sum(-1)
+    losses = []
+    for rows in _chunks(log_clean):
+        joint = _joint(log_clean[rows], labels[rows], log_transition)
+        own = joint.softmax(1).double()
+        without = log_clean[rows].double()
+        for given, counts, row_sums in zip(labels[rows].unbind(1), concentration, total, strict=True):
+            rest = (counts.mT[given.clamp_min(0)] - own).clamp_min(SMALLEST) / (row_sums - own)
+            without = without + rest.log().masked_fill((given == MISSING).unsqueeze(1), 0.0)
+        losses.append(-without.logsumexp(1))
+    return torch.cat(losses)
+
+
+def _mean(concentration: Tensor) -> Tensor:
+    return concentration / concentration.sum(-1, keepdim=True)
+
+
+def _confusion(log_clean: Tensor, labels: Tensor) -> Tensor:
+    """How often class k is given as j if the model is right: (A, K, K), where EM begins."""
+    num_classes = log_clean.shape[1]
+    counts = torch.zeros(labels.shape[1], num_classes, num_classes, dtype=torch.float64)
+    for rows in _chunks(log_clean):
+        _add_counts(counts, log_clean[rows].softmax(1).double(), labels[rows])
+    return counts
+
+
+def _add_counts(counts: Tensor, posterior: Tensor, labels: Tensor) -> None:
+    for each, given in zip(counts, labels.unbind(1), strict=True):
+        known = given != MISSING
+        each.mT.index_add_(0, given[known], posterior[known])
+
+
+def _label_counts(labels: Tensor, num_classes: int) -> Tensor:
+    return torch.bincount(labels[labels != MISSING], minlength=num_classes).double()
+
+
+def _centre(counts: Tensor, others: Tensor) -> Tensor:
+    """Mean of the prior, (1 − ε) I + ε·others: (K, K), with ε the share of wrong labels in ``counts``."""
+    noise = float((1 - counts.trace() / counts.sum()).clamp(1e-4, 1 - 1e-4))
+    return noise * others + (1 - noise) * torch.eye(len(counts), dtype=counts.dtype)
+
+
+def _best_strength(counts: Tensor, centre: Tensor) -> float:
+    """κ with the largest Dirichlet-multinomial likelihood of ``counts`` (A, K, K) around ``centre``."""
+
+    def log_likelihood(strength: Tensor) -> float:
+        prior = strength * centre
+        rows = torch.lgamma(prior.sum(-1)) - torch.lgamma((prior + counts).sum(-1))
+        cells = torch.lgamma(prior + counts) - torch.lgamma(prior)
+        return float(rows.sum() + cells.masked_fill(prior == 0, 0.0).sum())
+
+    return float(max(STRENGTHS, key=log_likelihood))
