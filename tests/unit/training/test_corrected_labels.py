@@ -141,7 +141,7 @@ def test_quality_of_soft_targets_is_that_of_the_most_probable_class() -> None:
 
 
 def test_thresholds_go_by_the_most_probable_class(engine: Engine, tmp_path: Path) -> None:
-    targets = soft(60)
+    targets = 0.2 * soft(60) + 0.8 / 3  # none is above a half, as a multi-hot label would be
     held_out = ImageArrays(
         torch.from_numpy(random_bytes(60, 3, 8, 8)), torch.zeros(60).long(), CLASSES, targets
     )
@@ -149,12 +149,11 @@ def test_thresholds_go_by_the_most_probable_class(engine: Engine, tmp_path: Path
     model, _ = make_model(ImageTask("none", "wrn-10-1", "deterministic"), 3, (3, 8, 8))
     scaled = (held_out.images / 255 - 0.5) / 0.25
     (tmp_path / "small.toml").write_text(f"data = 'none'\n{SMALL}")
-    recipe = read_recipe(tmp_path / "small.toml", ["verdicts.correct=0.4"])
+    recipe = read_recipe(tmp_path / "small.toml", ["verdicts.correct=0.2"])
     found = _thresholds(model.eval(), held_out, inputs, recipe, engine)
-    want = set_thresholds(model.predict(scaled), targets.argmax(1), correct=0.4)
+    want = set_thresholds(model.predict(scaled), targets.argmax(1), correct=0.2)
     assert found.accuracy == want.accuracy
-    assert found.coverage == want.coverage
-    assert found.coverage != set_thresholds(model.predict(scaled), held_out.labels, correct=0.4).coverage
+    assert found.coverage == want.coverage > 0
 
 
 # --- data of a task -------------------------------------------------------------------------------------
