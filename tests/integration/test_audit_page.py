@@ -379,11 +379,11 @@ def test_five_thousand_examples(open_page: Callable[..., Any], tmp_path: Path) -
 # --- showing ----------------------------------------------------------------------------------------------
 
 
-def test_hostile_names_are_inert(open_page: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("examples", [TextExamples([HOSTILE] * 30), TableExamples([{HOSTILE: HOSTILE}] * 30)])
+def test_hostile_names_are_inert(open_page: Callable[..., Any], examples: Any, tmp_path: Path) -> None:
     errors = make_errors(30)
     classes = [f"{HOSTILE}{k}" for k in range(4)]
     paths = [f"{HOSTILE}{i}" for i in range(30)]
-    examples = TableExamples([{HOSTILE: HOSTILE}] * 30)
     changes = {"class_names": classes, "names": paths, "title": HOSTILE, "notes": [HOSTILE]}
     page = open_page(make_page(tmp_path / "page.html", errors, examples, **changes))
     first = errors.order[0]
@@ -392,6 +392,7 @@ def test_hostile_names_are_inert(open_page: Callable[..., Any], tmp_path: Path) 
     page.keyboard.press("y")
     page.locator(".card select").first.focus()
     assert page.locator("img").count() == 0
+    assert HOSTILE in page.locator(".content").first.inner_text()
     assert page.title() == HOSTILE
     assert downloaded(page, tmp_path / "choices.csv")[1] == [
         *(paths[first], classes[errors.labels[first]], "change", classes[errors.suggested[first]])

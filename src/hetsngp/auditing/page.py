@@ -22,8 +22,9 @@ from hetsngp.validation import check_choice
 
 LEAST_WRONG, FEWEST = 0.01, 100
 """Examples below this probability of a wrong label are left out, beyond the first 100."""
-THUMBNAIL, QUALITY = 112, 80
-"""Pixels of the longer side of a picture, and of its compression: 32×32 pixels take about a kilobyte."""
+THUMBNAIL, SMALL = 112, 64
+"""Pixels of the longer side: of any picture, and of those that are shown enlarged and need more quality."""
+QUALITY, SMALL_QUALITY = 80, 95
 MOST_TOP = 3
 """Classes whose probability is shown for each example, each with a key."""
 MOST_MAPPED, MOST_PAIRS, MOST_CLASSES = 30, 10, 30
@@ -166,7 +167,8 @@ def _picture(picture: Any) -> str:
     """WebP of a picture as base64."""
     picture.thumbnail((THUMBNAIL, THUMBNAIL))
     encoded = io.BytesIO()
-    picture.save(encoded, format="WEBP", quality=QUALITY)
+    quality = SMALL_QUALITY if max(picture.size) <= SMALL else QUALITY
+    picture.save(encoded, format="WEBP", quality=quality)
     return base64.b64encode(encoded.getvalue()).decode("ascii")
 
 
