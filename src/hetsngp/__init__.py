@@ -15,12 +15,17 @@ if TYPE_CHECKING:
     from hetsngp.estimator import HetSNGPClassifier as HetSNGPClassifier
     from hetsngp.evaluation import evaluate as evaluate
     from hetsngp.frozen import FeatureSet as FeatureSet
+    from hetsngp.frozen import correct_labels as correct_labels
     from hetsngp.frozen import extract_features as extract_features
     from hetsngp.frozen import fit_head as fit_head
     from hetsngp.frozen import forget_features as forget_features
+    from hetsngp.frozen import out_of_sample_probs as out_of_sample_probs
     from hetsngp.io import ArtifactError as ArtifactError
     from hetsngp.io import load as load
     from hetsngp.io import save as save
+    from hetsngp.labels import LabelErrors as LabelErrors
+    from hetsngp.labels import class_confusions as class_confusions
+    from hetsngp.labels import find_label_errors as find_label_errors
     from hetsngp.models import Classifier as Classifier
     from hetsngp.models import Ensemble as Ensemble
     from hetsngp.models import MultiInput as MultiInput
@@ -42,6 +47,7 @@ _HOMES = {
     "Ensemble": "models",
     "FeatureSet": "frozen",
     "HetSNGPClassifier": "estimator",
+    "LabelErrors": "labels",
     "LatentNormal": "types",
     "MultiInput": "models",
     "PosteriorNotFittedError": "validation",
@@ -50,13 +56,17 @@ _HOMES = {
     "UtilityNormal": "types",
     "build": "models",
     "build_ensemble": "models",
+    "class_confusions": "labels",
     "convert": "conversion",
+    "correct_labels": "frozen",
     "evaluate": "evaluation",
     "extract_features": "frozen",
+    "find_label_errors": "labels",
     "fit_head": "frozen",
     "fit_posterior": "posterior",
     "forget_features": "frozen",
     "load": "io",
+    "out_of_sample_probs": "frozen",
     "save": "io",
 }
 
@@ -67,6 +77,7 @@ __all__ = [
     "Conversion",
     "Ensemble",
     "FeatureSet",
+    "LabelErrors",
     "LatentNormal",
     "MultiInput",
     "PosteriorNotFittedError",
@@ -75,13 +86,17 @@ __all__ = [
     "UtilityNormal",
     "build",
     "build_ensemble",
+    "class_confusions",
     "convert",
+    "correct_labels",
     "evaluate",
     "extract_features",
+    "find_label_errors",
     "fit_head",
     "fit_posterior",
     "forget_features",
     "load",
+    "out_of_sample_probs",
     "save",
 ]
 

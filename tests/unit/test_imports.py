@@ -26,7 +26,7 @@ STANDS_ON: dict[str, tuple[str, ...]] = {
     "conversion": ("models",),
     "fitting": ("posterior", "conversion"),
     "io": ("posterior", "conversion"),
-    "frozen": ("fitting", "io"),
+    "frozen": ("fitting", "io", "labels"),
     "metrics": BASE,
     "labels": BASE,
     "data": ("metrics", "labels"),

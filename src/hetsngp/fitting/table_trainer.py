@@ -19,13 +19,18 @@ from hetsngp.fitting.lbfgs import MAX_EXAMPLES, MAX_LOGITS, fit_map
 from hetsngp.fitting.loop import EpochResult, best_epoch, train_folds, train_with_schedule
 from hetsngp.fitting.progress import Progress
 from hetsngp.fitting.schedule import Schedule
-from hetsngp.models.classifier import Classifier
+from hetsngp.models.classifier import Classifier, evaluating
 from hetsngp.nn.extractor import Features
 from hetsngp.nn.heads import GaussianHead
 from hetsngp.nn.latent import RandomFeatureGP
-from hetsngp.posterior.calibration import TOLERANCE
+from hetsngp.posterior.calibration import TOLERANCE, choose_temperature
 from hetsngp.posterior.cross_fitting import cross_fit_posterior
-from hetsngp.posterior.fit import PosteriorReport, fit_and_calibrate, record_report
+from hetsngp.posterior.fit import (
+    PosteriorReport,
+    collect_held_out,
+    fit_and_calibrate,
+    record_report,
+)
 from hetsngp.posterior.leave_one_out import leave_one_out_examples
 
 # Fewest held-out examples for early stopping and calibration on one part. With fewer the best epoch is mostly
@@ -44,18 +49,21 @@ GP_LR_MULTIPLIER = 3.0
 
 @dataclass(frozen=True)
 class TrainingTable:
-    """Examples: ``x`` (n, d); class numbers ``y`` (n,), or multi-hot labels (n, K); positive ``weight`` (n,);
-    ``group`` (n,), a number that examples with equal x share.
+    """Examples: ``x`` (n, d); class numbers ``y`` (n,), soft targets or multi-hot labels (n, K); positive
+    ``weight`` (n,); ``group`` (n,), a number that examples with equal x share; ``label`` (n,), class numbers
+    by which soft targets are split.
     """
 
     x: Any
     y: Any
     weight: Any
     group: Any
+    label: Any = None
 
     def rows(self, index: Any) -> TrainingTable:
         """Select examples by a mask or by indices."""
-        return TrainingTable(self.x[index], self.y[index], self.weight[index], self.group[index])
+        label = None if self.label is None else self.label[index]
+        return TrainingTable(self.x[index], self.y[index], self.weight[index], self.group[index], label)
 
     def moments(self) -> tuple[Any, Any]:
         """Weighted mean and standard deviation of each column, (d,) each; 1 for a column that is constant."""
@@ -75,6 +83,8 @@ class TrainingTable:
     @property
     def strata(self) -> Any:
         """Strata of a split (n,): the class; one stratum for multi-hot labels."""
+        if self.label is not None:
+            return self.label
         return self.y if self.y.ndim == 1 else np.zeros(len(self.y), dtype=np.int64)
 
     @property
@@ -143,18 +153,8 @@ def split(table: TrainingTable, fraction: float, seed: int) -> list[tuple[Traini
     Examples with the same x stay together whatever their class: otherwise the training part would contain
     the input of a held-out example, perhaps with another label.
     """
-    rng = np.random.default_rng(seed)
-    strata = table.strata
-    heaviest = np.lexsort((strata, -table.weight, table.group))
-    groups, first = np.unique(table.group[heaviest], return_index=True)
-    label = strata[heaviest][first]  # the class with most weight in each group
-    # The groups of each class lie evenly between 0 and 1, in random order; a fold is an interval.
-    position = np.empty(len(groups))
-    for each in np.unique(label):
-        members = rng.permutation(np.flatnonzero(label == each))
-        position[members] = (np.arange(len(members)) + rng.random()) / len(members)
-    order = groups[np.argsort(position, kind="stable")]
-    count = round(fraction * len(groups))
+    strata, order = table.strata, _stratified_order(table, seed)
+    count = round(fraction * len(order))
     if count == 0:
         return []
     if count >= MIN_HELD_OUT_PART:
@@ -167,6 +167,27 @@ def split(table: TrainingTable, fraction: float, seed: int) -> list[tuple[Traini
     if len(held_out) < MIN_HELD_OUT or one_class or any(len(p.y) < 2 for _, p in pairs):
         return []
     return pairs
+
+
+def fold_rows(table: TrainingTable, folds: int, seed: int) -> list[Any]:
+    """Indices of the examples of each fold, stratified by class; examples with the same x are in one fold."""
+    pieces = np.array_split(_stratified_order(table, seed), folds)
+    return [np.flatnonzero(np.isin(table.group, piece)) for piece in pieces]
+
+
+def _stratified_order(table: TrainingTable, seed: int) -> Any:
+    """Groups of equal x in an order of which every interval has about the same share of each class."""
+    rng = np.random.default_rng(seed)
+    strata = table.strata
+    heaviest = np.lexsort((strata, -table.weight, table.group))
+    groups, first = np.unique(table.group[heaviest], return_index=True)
+    label = strata[heaviest][first]  # the class with most weight in each group
+    # The groups of each class lie evenly between 0 and 1, in random order; a fold is an interval.
+    position = np.empty(len(groups))
+    for each in np.unique(label):
+        members = rng.permutation(np.flatnonzero(label == each))
+        position[members] = (np.arange(len(members)) + rng.random()) / len(members)
+    return groups[np.argsort(position, kind="stable")]
 
 
 def _hold_out(table: TrainingTable, groups: Any) -> tuple[TrainingTable, TrainingTable]:
@@ -222,24 +243,9 @@ class TableTrainer:
             history = self._train(view, table, self.schedule, progress)
             report = fit_and_calibrate(view, _eval_batches(view, table), None)
             return model.eval(), history, record_report(model, report)
-        prepared = [self._prepare(*pair) for pair in pairs]
-        models, pairs = [view for _, view, _ in prepared], [(a, b) for _, _, (a, b) in prepared]
-        batches = [self._batches(m, training) for m, (training, _) in zip(models, pairs, strict=True)]
-        held_out = [_eval_batches(m, part) for m, (_, part) in zip(models, pairs, strict=True)]
+        models, pairs, found = self._train_folds(pairs, progress)
         schedule = self.schedule
-        if self.map_by_lbfgs:
-            found = self._fit_map(models, batches, held_out, progress)
-        else:
-            generators = [self._integration_points() for _ in pairs]
-            found = train_folds(
-                models,
-                batches,
-                held_out,
-                schedule,
-                generators=generators,
-                patience=self.patience,
-                on_epoch=progress,
-            )
+        if not self.map_by_lbfgs:
             schedule = replace(schedule, stop_after=best_epoch(found))
         model, view, (table,) = self._prepare(table)
         history = self._train(view, table, schedule, progress)
@@ -251,6 +257,46 @@ class TableTrainer:
         ]
         report = cross_fit_posterior(view, _eval_batches(view, table), folds, tolerance=self.tolerance)
         return model.eval(), history, record_report(model, report)
+
+    def fold_probs(
+        self, pairs: Sequence[tuple[TrainingTable, TrainingTable]], progress: Progress
+    ) -> list[Tensor]:
+        """Probabilities of each held-out part by the model that was trained on the other examples.
+
+        All models train for the number of epochs that is best for all held-out examples together, which also
+        set one temperature.
+        """
+        models, pairs = self._train_folds(pairs, progress)[:2]
+        held_out = [
+            collect_held_out(m, _eval_batches(m, part)) for m, (_, part) in zip(models, pairs, strict=True)
+        ]
+        choose_temperature(list(zip(models, held_out, strict=True)))
+        found = []
+        for model, examples in zip(models, held_out, strict=True):
+            with evaluating(model):
+                found.append(torch.cat([model(h).exp() for h, _, _ in examples.chunks()]).cpu())
+        return found
+
+    def _train_folds(
+        self, pairs: Sequence[tuple[TrainingTable, TrainingTable]], progress: Progress
+    ) -> tuple[list[Classifier], list[tuple[TrainingTable, TrainingTable]], list[EpochResult]]:
+        """Models of the folds, the pairs with their inputs, and the results of the epochs."""
+        prepared = [self._prepare(*pair) for pair in pairs]
+        models, pairs = [view for _, view, _ in prepared], [(a, b) for _, _, (a, b) in prepared]
+        batches = [self._batches(m, training) for m, (training, _) in zip(models, pairs, strict=True)]
+        held_out = [_eval_batches(m, part) for m, (_, part) in zip(models, pairs, strict=True)]
+        if self.map_by_lbfgs:
+            return models, pairs, self._fit_map(models, batches, held_out, progress)
+        found = train_folds(
+            models,
+            batches,
+            held_out,
+            self.schedule,
+            generators=[self._integration_points() for _ in pairs],
+            patience=self.patience,
+            on_epoch=progress,
+        )
+        return models, pairs, found
 
     def _train(
         self,

@@ -27,13 +27,13 @@ from hetsngp.nn.multi_input import NoInputLayerError
 from hetsngp.posterior.calibration import feature_keys
 from hetsngp.posterior.fit import PosteriorReport
 from hetsngp.validation import (
-    check_class_labels,
     check_held_out,
     check_multi_hot,
     check_not_negative,
     check_plain,
     check_positive,
     check_seed,
+    check_targets,
     check_weight,
 )
 
@@ -110,7 +110,7 @@ def fit_head(
     >>> model.predict(x).probs.shape
     torch.Size([400, 2])
     """
-    method, changed = _check_options(model, options)
+    method, changed = check_head_options(model, options)
     share = _share(calibration)
     by_steps = not (epochs is batch_size is lr is None)
     batch_size, lr = 128 if batch_size is None else batch_size, 1e-3 if lr is None else lr
@@ -126,17 +126,17 @@ def fit_head(
     show = at_a_terminal() if progress is None else progress
     seeds = np.random.default_rng(seed).integers(2**31, size=4).tolist()
     # Options that cannot be used are errors before the backbone runs.
-    sample = _view(model, method, changed, 0)
-    table = _table(sample, _features(model, sample, loader, "loader", show), "loader")
+    sample = view_of(model, method, changed, 0)
+    table = table_of(sample, features_of(model, sample, loader, "loader", show), "loader")
     if share is not None:
         pairs = split(table, share, seeds[0])
     else:
-        held_out = _features(model, sample, calibration, "calibration", show)
-        pairs = [(table, _table(sample, held_out, "calibration"))]
+        held_out = features_of(model, sample, calibration, "calibration", show)
+        pairs = [(table, table_of(sample, held_out, "calibration"))]
     given = {*model.config["given"], *options} - {"method"}
     if "random_features" not in given:
-        changed = _limit_components(len(table.y), changed)
-    make = functools.partial(_view, model, method, changed, seeds[1])
+        changed = limit_components(len(table.y), changed)
+    make = functools.partial(view_of, model, method, changed, seeds[1])
     steps = math.ceil(len(table.y) / batch_size)
     schedule = Schedule(epochs or max(50, math.ceil(MIN_STEPS / steps)), lr, weight_decay, GP_LR_MULTIPLIER)
     if patience is not None and epochs is None:
@@ -157,7 +157,7 @@ def fit_head(
     return report
 
 
-def _check_options(model: Classifier, options: HeadOptions) -> tuple[MethodName, Options]:
+def check_head_options(model: Classifier, options: HeadOptions) -> tuple[MethodName, Options]:
     """Return the method and all options of the new head: those of the model where they are not given."""
     if not isinstance(model, Classifier) or not model.config:
         raise TypeError(
@@ -178,7 +178,7 @@ def _check_options(model: Classifier, options: HeadOptions) -> tuple[MethodName,
     return method, check_options({**model.config["options"], **unset, **options})
 
 
-def _limit_components(examples: int, options: Options) -> Options:
+def limit_components(examples: int, options: Options) -> Options:
     """Limit the number of inducing features: there is one component for each example at most."""
     if options.features != "inducing":
         return options
@@ -199,7 +199,7 @@ def _share(calibration: Any) -> float | None:
     return float(calibration)
 
 
-def _features(model: Classifier, sample: Classifier, data: Any, where: str, show: bool) -> FeatureSet:
+def features_of(model: Classifier, sample: Classifier, data: Any, where: str, show: bool) -> FeatureSet:
     """Features of ``data``, from the backbone unless it is a FeatureSet; labels checked for ``sample``."""
     if isinstance(data, FeatureSet):
         return data
@@ -213,7 +213,7 @@ def _features(model: Classifier, sample: Classifier, data: Any, where: str, show
         return extract_features(checked, data, progress=shown.add, where=where)
 
 
-def _table(sample: Classifier, features: FeatureSet, where: str) -> TrainingTable:
+def table_of(sample: Classifier, features: FeatureSet, where: str) -> TrainingTable:
     """Check features and make a table of them; examples with equal features form a group."""
     check_plain("h", features.h)
     h, weight = features.h.detach().cpu(), features.weight
@@ -231,19 +231,21 @@ def _table(sample: Classifier, features: FeatureSet, where: str) -> TrainingTabl
         raise ValueError(
             f"the backbone made NaN or infinite features of {where}: check its weights, or run it in float32"
         )
-    check = check_multi_hot if sample.head.sigmoid else check_class_labels
+    check = check_multi_hot if sample.head.sigmoid else check_targets
     y = check(features.y, sample.num_classes, len(h))
     weights = torch.ones(len(h)) if weight is None else check_weight(weight, len(h))
     keys = feature_keys(h, 1e-4 * h.square().mean().sqrt().clamp_min(1e-12))
     group = np.unique(keys.numpy(), return_inverse=True)[1].reshape(-1)
-    table = TrainingTable(h.numpy(), y.cpu().numpy(), weights.cpu().double().numpy(), group)
+    soft = y.dim() == 2 and not sample.head.sigmoid
+    label = y.argmax(1).cpu().numpy() if soft else None
+    table = TrainingTable(h.numpy(), y.cpu().numpy(), weights.cpu().double().numpy(), group, label)
     table = table.rows(table.weight > 0)
     if len(table.y) == 0:
         raise ValueError(f"every weight of {where} is zero: give some examples a positive weight")
     return table
 
 
-def _view(model: Classifier, method: MethodName, options: Options, seed: int) -> Classifier:
+def view_of(model: Classifier, method: MethodName, options: Options, seed: int) -> Classifier:
     """A new head on features, on the device and in the precision of the model's head."""
     generator = torch.Generator().manual_seed(seed)
     backbone = Features(model.num_features, kind_of(model.backbone))

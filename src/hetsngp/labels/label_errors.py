@@ -17,7 +17,13 @@ from torch import Tensor
 
 from hetsngp.files import write_text
 from hetsngp.labels.sharpening import choose_sharpening, sample, sharpened
-from hetsngp.labels.transition import MISSING, TransitionFit, fit_transition, posterior_of_true
+from hetsngp.labels.transition import (
+    MISSING,
+    TransitionFit,
+    fit_transition,
+    label_losses,
+    posterior_of_true,
+)
 from hetsngp.validation import check_positive
 
 # Smallest probability: a model that excludes the given label is not taken at its word.
@@ -115,7 +121,9 @@ class LabelErrors:
         write_text(Path(path), text.getvalue())
 
 
-def find_label_errors(labels: Any, probs: Any, *, sharpening: float | None = None) -> LabelErrors:
+def find_label_errors(
+    labels: Any, probs: Any, *, sharpening: float | None = None, estimate_from: Any = None
+) -> LabelErrors:
     """Find wrong labels from the given ``labels`` (N,) and out-of-sample ``probs`` (N, K).
 
     P(true = k | x, given) ∝ P(k | x)·T[k, given] with P(k | x) ∝ probs^s. The transition matrix T = P(given |
@@ -130,6 +138,8 @@ def find_label_errors(labels: Any, probs: Any, *, sharpening: float | None = Non
             estimator, ``hetsngp audit`` for images. Probabilities of the model trained on all labels find
             the errors that it has not learned, which are few.
         sharpening: s, if it is not to be chosen.
+        estimate_from: (N,) bool, the examples that sharpening and transition matrix are estimated from; None:
+            all. For probabilities of models that have learned from some of the labels.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -143,13 +153,19 @@ def find_label_errors(labels: Any, probs: Any, *, sharpening: float | None = Non
     if sharpening is not None:
         check_positive("sharpening", sharpening)
     _warn_of_training_probs(given, log_probs)
-    rows = sample(len(given), log_probs.shape[1])
+    which = _checked_rows(estimate_from, len(given))
+    rows = which[sample(len(which), log_probs.shape[1])]
     if sharpening is None:
         chosen, as_good = choose_sharpening(log_probs[rows], given[rows])
     else:
         chosen, as_good = float(sharpening), {float(sharpening)}
-    fit = fit_transition(sharpened(log_probs, chosen), given)
-    clean, wrong = _posterior(log_probs, given, chosen, fit)
+    log_clean = sharpened(log_probs, chosen)
+    fit = fit_transition(log_clean[which], given[which])
+    losses = fit.loss
+    if len(which) < len(given):
+        losses = label_losses(log_clean, given, fit.transition)
+        losses[which] = fit.loss
+    clean, wrong = _posterior(log_clean, given, fit)
     low, high = _share_interval(log_probs[rows], given[rows], as_good)
     one, count = given.shape[1] == 1, int((given != MISSING).sum())
     return LabelErrors(
@@ -161,19 +177,17 @@ def find_label_errors(labels: Any, probs: Any, *, sharpening: float | None = Non
         expected_wrong=float(wrong.nansum(dtype=torch.float64)),
         expected_wrong_interval=(low * count, high * count),
         sharpening=chosen,
-        losses=fit.loss.numpy(),
+        losses=losses.numpy(),
     )
 
 
 # --- the posterior ----------------------------------------------------------------------------------------
 
 
-def _posterior(
-    log_probs: Tensor, given: Tensor, sharpening: float, fit: TransitionFit
-) -> tuple[Tensor, Tensor]:
+def _posterior(log_clean: Tensor, given: Tensor, fit: TransitionFit) -> tuple[Tensor, Tensor]:
     """P(true | x, given) (N, K), and P(given is wrong) (N, A), NaN where none is given."""
-    clean = torch.empty_like(log_probs)
-    for rows, part in posterior_of_true(sharpened(log_probs, sharpening), given, fit.transition):
+    clean = torch.empty_like(log_clean)
+    for rows, part in posterior_of_true(log_clean, given, fit.transition):
         clean[rows] = part
     return clean, _wrong(clean, given)
 
@@ -236,6 +250,18 @@ def _checked(labels: Any, probs: Any) -> tuple[Tensor, Tensor]:
     given = _checked_labels(_array("labels", labels), len(p), p.shape[1])
     p = p.clamp_min(FLOOR)
     return given, (p / p.sum(1, keepdim=True)).log()
+
+
+def _checked_rows(estimate_from: Any, count: int) -> Tensor:
+    """Indices of the examples to estimate from."""
+    if estimate_from is None:
+        return torch.arange(count)
+    mask = _array("estimate_from", estimate_from)
+    if mask.dtype.kind != "b" or mask.shape != (count,) or not mask.any():
+        raise ValueError(
+            f"estimate_from must be ({count},) booleans, at least one of them true: a mask of the examples"
+        )
+    return torch.from_numpy(np.flatnonzero(mask))
 
 
 def _array(name: str, values: Any) -> Any:

@@ -16,7 +16,8 @@ from hetsngp.validation import check_positive, check_seed
 JUDGES, FEWEST_EXAMPLES = 0.1, 2000
 
 Score = Callable[[Any], float]
-"""Mean −log P(given label | x) of the judges for probabilities (N, K): lower is better."""
+"""Mean −log P(given label | x) for probabilities (N, K), of examples whose labels no target has: lower is
+better."""
 
 
 class CrossFit(Protocol):
@@ -59,9 +60,10 @@ def correct_in_rounds(
     The first round trains on the given labels, each further one on the corrected targets of the one before.
     Rounds go on while they lower −log P(given | x) = −log Σ_k P(k | x) T[k, given] of the judges, with T
     estimated without the example. Judges are a tenth of the examples, drawn by ``seed``, whose given labels
-    no model is trained on: those of all others have entered the targets, and a loss on them would reward
-    learning wrong labels by heart. Their own targets come from the models that predicted them. With fewer
-    than 2,000 examples all are judges of models that were trained on the others' labels.
+    no model is trained on, and from the second round on sharpening and T are estimated from them alone: the
+    labels of all others have entered the targets, and would reward learning wrong labels by heart. The
+    judges' own targets come from the models that predicted them. With fewer than 2,000 examples all are
+    judges, by models that were trained on the labels of the others.
     """
     check_positive("rounds", rounds, integer=True)
     check_seed(seed)
@@ -69,14 +71,18 @@ def correct_in_rounds(
     judges = _judges(len(given), seed)
     trained = ~judges if len(given) >= FEWEST_EXAMPLES else np.ones(len(given), dtype=bool)
 
-    def score(probs: Any) -> float:
-        return float(find_label_errors(given, probs).losses[judges].mean())
+    def judged(probs: Any) -> float:
+        return float(find_label_errors(given[judges], probs[judges]).losses.mean())
+
+    def untrained(probs: Any) -> float:
+        return float(find_label_errors(given, probs).losses.mean())
 
     targets, best, losses = given, None, []
     for number in range(1, rounds + 1):
-        probs = cross_fit(targets, trained, score)
-        errors = find_label_errors(given, probs)
-        losses.append(float(errors.losses[judges].mean()))
+        first = number == 1
+        probs = cross_fit(targets, trained, untrained if first else judged)
+        errors = find_label_errors(given, probs, estimate_from=None if first else judges)
+        losses.append(judged(probs))
         if on_round is not None:
             on_round(number, errors, losses[-1])
         if best is not None and losses[-1] >= losses[best.round - 1]:

@@ -83,6 +83,13 @@ def posterior_of_true(
         yield rows, torch.softmax(_joint(log_clean[rows], labels[rows], log_transition), 1)
 
 
+def label_losses(log_clean: Tensor, labels: Tensor, transition: Tensor) -> Tensor:
+    """−log P(labels of an example | x) (N,), with ``transition`` (A, K, K)."""
+    log_transition = transition.log().to(log_clean)
+    parts = (_joint(log_clean[rows], labels[rows], log_transition) for rows in _chunks(log_clean))
+    return torch.cat([-joint.logsumexp(1).double() for joint in parts])
+
+
 # --- the steps --------------------------------------------------------------------------------------------
 
 

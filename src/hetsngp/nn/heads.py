@@ -524,6 +524,14 @@ class GaussianHead(Head):
         probs = self.noise_free_probs(self.latent.mean(self.latent.features(h)))
         return posterior.fisher(probs, self.temperature.to(h), weight, len(h))
 
+    def shifted_log_probs(self, h: Tensor, shift: Tensor, temperature: Tensor) -> Tensor:
+        """log P(y) at the MAP estimate with ``shift`` (B, K) added to f, under the softmax: (B, K)."""
+        utility = self.utility(h, posterior=False)
+        utility = replace(utility, mean=utility.mean + shift).tempered(temperature.to(h))
+        if self.noise is None:
+            return torch.log_softmax(utility.mean, -1)
+        return functional.softmax_log_probs(utility, seed=0)
+
     def held_out_nll(
         self, h: Tensor, y: Tensor, temperature: Tensor, *, posterior: bool, shift: Tensor | None = None
     ) -> Tensor:

@@ -1,10 +1,11 @@
-"""Training examples as calibration examples, by approximate leave-one-out: they cost no held-out data."""
+"""Approximate leave-one-out in closed form: training examples predicted as if each had been left out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hetsngp.models.classifier import Classifier, evaluating
@@ -12,49 +13,84 @@ from hetsngp.nn.heads import GaussianHead
 from hetsngp.nn.latent import RandomFeatureGP
 from hetsngp.posterior.calibration import CALIBRATION_BATCH_SIZE, HeldOut
 
-# Largest K·m²·(m + n), multiplications: some minutes of one core. Beyond it leave-one-out is skipped.
+# Largest K·m²·(m + n), multiplications, for calibration: some minutes of one core. Beyond it is left out.
 MAX_OPERATIONS = 10**12
+# Examples at a time for which a triangular system is solved.
+CHUNK = 2**14
 # Smallest 1 − leverage: rounding must not send an example that determines its own prediction to infinity.
 MIN_ONE_MINUS_LEVERAGE = 0.02
+
+
+def leave_one_out_operations(model: Classifier, examples: int) -> float:
+    """Multiplications that leave-one-out takes: K·m²·(m + n)."""
+    latent = _latent(model)
+    m = latent.beta.shape[0]
+    return model.num_classes * m * m * (m + examples)
 
 
 def leave_one_out_examples(
     model: Classifier, batches: Iterable[tuple[Tensor, ...]], unique: Tensor
 ) -> HeldOut | None:
-    """Training examples (x, y, weight) with the shift of f that leaving each of them out would cause.
-
-    One Newton step from the MAP estimate, as in approximate leave-one-out cross-validation:
-    f⁻ᵢ = f + v·g/(1 − w·v), with g and w the gradient and curvature of the example's loss in f and
-    v = φᵀ(ΦᵀWΦ + I)⁻¹φ, for each class separately. Curvature averaged over classes would need one matrix
-    instead of K, but biases the temperature by more than the additional examples improve it.
+    """Training examples (x, y, weight) as calibration examples, which cost no held-out data.
 
     Only examples that are ``unique`` (n,) are used: a copy in the training data still has the label of the
     example that is left out. None where it would take too long, or where the training loss is not the NLL of
     the predictions (``likelihood="mean_log"``).
     """
-    head = model.head
-    assert isinstance(head, GaussianHead)
-    latent = head.latent
-    assert isinstance(latent, RandomFeatureGP)
     h, y, weight = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    n, m, k = len(h), latent.beta.shape[0], model.num_classes
-    if k * m * m * (m + n) > MAX_OPERATIONS or head.link.likelihood != "log_mean" or not bool(unique.any()):
+    too_long = leave_one_out_operations(model, len(h)) > MAX_OPERATIONS
+    if too_long or model.head.link.likelihood != "log_mean" or not bool(unique.any()):
         return None
     unique = unique.to(h.device)
+    shift = leave_one_out_shift(model, h, y, weight)
+    return HeldOut(h[unique], y[unique], weight[unique], shift[unique])
+
+
+def leave_one_out_shift(
+    model: Classifier,
+    h: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    progress: Callable[[int], None] | None = None,
+) -> Tensor:
+    """Shift of f at each training example h (n, D) that training without it would cause: (n, K).
+
+    One Newton step from the MAP estimate, as in approximate leave-one-out cross-validation:
+    f⁻ᵢ = f + v·g/(1 − w·v), with g and w the gradient and curvature of the example's loss in f and
+    v = φᵀ(ΦᵀWΦ + I)⁻¹φ, for each class separately. Curvature averaged over classes would need one matrix
+    instead of K, but biases the temperature by more than the additional examples improve it. Labels y (n,) or
+    soft targets (n, K). ``progress`` is called after each class.
+    """
+    head, latent = model.head, _latent(model)
+    assert isinstance(head, GaussianHead)
     with evaluating(model):
         phi = torch.cat([latent.features(rows) for rows in h.split(CALIBRATION_BATCH_SIZE)])
         parts = zip(h.split(CALIBRATION_BATCH_SIZE), y.split(CALIBRATION_BATCH_SIZE), strict=True)
         gradients, curvatures = zip(*(_gradient_and_curvature(head, *part) for part in parts), strict=True)
         gradient, curvature = torch.cat(gradients) * weight[:, None], torch.cat(curvatures) * weight[:, None]
         shift = torch.empty_like(gradient)
-        for c in range(k):
+        for c in range(model.num_classes):
             precision = (phi.mT * curvature[:, c]) @ phi
             precision.diagonal().add_(1.0)
             root = torch.linalg.cholesky(precision)
-            variance = torch.linalg.solve_triangular(root, phi.mT, upper=False).square().sum(0)
+            variance = torch.cat(
+                [
+                    torch.linalg.solve_triangular(root, rows.mT, upper=False).square().sum(0)
+                    for rows in phi.split(CHUNK)
+                ]
+            )
             rest = (1 - curvature[:, c] * variance).clamp_min(MIN_ONE_MINUS_LEVERAGE)
             shift[:, c] = variance * gradient[:, c] / rest
-    return HeldOut(h[unique], y[unique], weight[unique], shift[unique])
+            if progress is not None:
+                progress(c + 1)
+    return shift
+
+
+def _latent(model: Classifier) -> RandomFeatureGP:
+    head = model.head
+    assert isinstance(head, GaussianHead)
+    assert isinstance(head.latent, RandomFeatureGP)
+    return head.latent
 
 
 def _gradient_and_curvature(head: GaussianHead, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,6 +99,11 @@ def _gradient_and_curvature(head: GaussianHead, h: Tensor, y: Tensor) -> tuple[T
     The curvature is the Fisher information: the mean squared gradient over labels drawn from the model.
     Without noise it is p(1 − p)/τ².
     """
+    if head.noise is None and not head.sigmoid and head.num_members == 1:
+        temperature = head.training_temperature.to(h)
+        p = torch.softmax(head.latent(h, posterior=False).mean / temperature, -1)
+        target = y.to(p) if y.dim() == 2 else F.one_hot(y, p.shape[1])
+        return (p - target) / temperature, p * (1 - p) / temperature.square()
     log_probs = head.log_probs(h)
     if head.sigmoid:  # the labels are independent
         probs = log_probs.sigmoid()
