@@ -161,6 +161,9 @@ def test_buttons_decide_and_the_choices_change_the_labels(
             [ids[3], given[3], "change", third],
         ]
     )
+    page.reload()
+    assert card.nth(3).get_by_role("combobox").input_value() == str(CLASSES.index(third))
+
     folder = tmp_path / "audit"
     all_names = [f"photos/{i}.png" for i in range(COUNT)]
     errors.to_csv(folder / "label_errors.csv", class_names=CLASSES, names=all_names)

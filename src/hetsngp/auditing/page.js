@@ -119,7 +119,7 @@
   function parse(text) {
     const lines = [[""]];
     let inside = false;
-    for (let at = text.startsWith("\ufeff") ? 1 : 0; at < text.length; at++) {
+    for (let at = 0; at < text.length; at++) {
       const letter = text[at];
       const line = lines.at(-1);
       if (inside && letter === '"' && text[at + 1] === '"') line[line.length - 1] += text[at++];
