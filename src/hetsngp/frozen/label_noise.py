@@ -196,6 +196,11 @@ class _FrozenCrossFit:
         self.amplitude = float(sample.head.latent.kernel.amplitude) if gp else None
         self.reason = self._why_folds(sample, folds)
         self.folds = FOLDS if folds is None else int(folds)
+        if self.reason is not None and (different := len(np.unique(table.group))) < self.folds:
+            raise ValueError(
+                f"data has {different} different examples, which cannot be split into {self.folds} folds: "
+                "give more examples, or fewer folds"
+            )
         self.how = "leave-one-out" if self.reason is None else f"{self.folds} folds ({self.reason})"
         self.start = FIRST_AMPLITUDE
         self._kernel: tuple[RandomFeatureGP, Tensor] | None = None
@@ -281,7 +286,10 @@ class _FrozenCrossFit:
         unique = self.table.unique
         log_probs = self._leave_one_out(view, x, y, weight, trained, trained & unique)
         if not bool(unique.all()):  # copies would tell the label
-            log_probs[~unique] = self._leave_one_out(view, x, y, weight, trained & unique, ~unique)[~unique]
+            copies = trained & ~unique
+            if not bool(copies.any()):
+                copies = trained & unique
+            log_probs[~unique] = self._leave_one_out(view, x, y, weight, trained & unique, copies)[~unique]
         return log_probs.exp().cpu().numpy()
 
     def _precomputed(self, options: Options) -> tuple[Classifier, Tensor]:
@@ -321,9 +329,9 @@ class _FrozenCrossFit:
         shift = x.new_zeros(len(x), view.num_classes)
         shift[trained] = leave_one_out_shift(view, *own)
         held_out = HeldOut(x[calibrated], y[calibrated], weight[calibrated], shift[calibrated])
-        temperature = best_temperature([(view, held_out)])
         parts = zip(x.split(CALIBRATION_BATCH_SIZE), shift.split(CALIBRATION_BATCH_SIZE), strict=True)
         with evaluating(view):
+            temperature = best_temperature([(view, held_out)])
             found = [view.head.shifted_log_probs(*part, temperature) for part in parts]  # type: ignore[operator]
         return torch.cat(found)
 

@@ -168,14 +168,15 @@ def find_label_errors(
     clean, wrong = _posterior(log_clean, given, fit)
     low, high = _share_interval(log_probs[rows], given[rows], as_good)
     one, count = given.shape[1] == 1, int((given != MISSING).sum())
+    expected = float(wrong.nansum(dtype=torch.float64))
     return LabelErrors(
         labels=given.squeeze(1).numpy() if one else given.numpy(),
         wrong_probability=wrong.squeeze(1).numpy() if one else wrong.numpy(),
         suggested=clean.argmax(1).numpy(),
         clean_probs=clean.numpy(),
         transition=(fit.transition[0] if one else fit.transition).numpy(),
-        expected_wrong=float(wrong.nansum(dtype=torch.float64)),
-        expected_wrong_interval=(low * count, high * count),
+        expected_wrong=expected,
+        expected_wrong_interval=(min(low * count, expected), max(high * count, expected)),
         sharpening=chosen,
         losses=losses.numpy(),
     )
@@ -239,13 +240,20 @@ def _checked(labels: Any, probs: Any) -> tuple[Tensor, Tensor]:
         )
     if values.dtype.kind not in "fiu":
         raise TypeError(f"probs must be real numbers, got {values.dtype}")
-    p = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+    p = torch.from_numpy(np.array(values, dtype=np.float32))
     total = p.sum(1)
-    if not bool((p >= -1e-6).all()) or not bool(((total - 1).abs() <= SUM_TOLERANCE).all()):
-        worst = int(torch.where(total.isfinite(), (total - 1).abs(), torch.inf).argmax())
+    if not bool(total.isfinite().all()):
+        worst = int((~total.isfinite()).int().argmax())
+        raise ValueError(
+            f"probs of example {worst} are NaN or infinite: drop such examples, with their labels, or mend "
+            "the model that predicted them"
+        )
+    if bool((p < -1e-6).any()) or not bool(((total - 1).abs() <= SUM_TOLERANCE).all()):
+        worst = int(((total - 1).abs() + (p < -1e-6).any(1)).argmax())
         raise ValueError(
             f"probs must be probabilities, not negative and with the sum one in each row; row {worst} has "
-            f"the sum {float(total[worst]):.4g}: give probabilities and not logits, softmax(logits)"
+            f"the sum {float(total[worst]):.4g} and the least value {float(p[worst].min()):.4g}: give "
+            "probabilities and not logits, softmax(logits)"
         )
     given = _checked_labels(_array("labels", labels), len(p), p.shape[1])
     p = p.clamp_min(FLOOR)
@@ -287,7 +295,8 @@ def _checked_labels(values: Any, count: int, num_classes: int) -> Tensor:
             "annotators: one row for each row of probs"
         )
     several = values.ndim == 2
-    given = torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).reshape(count, -1)
+    # A copy: whoever corrects the labels in place still has those that were given in the result.
+    given = torch.from_numpy(np.array(values, dtype=np.int64)).reshape(count, -1)
     least = MISSING if several else 0
     low, high = int(given.min()), int(given.max())
     if low < least or high >= num_classes:

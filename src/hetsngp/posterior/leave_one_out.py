@@ -112,7 +112,8 @@ def _gradient_and_curvature(head: GaussianHead, h: Tensor, y: Tensor) -> tuple[T
     else:
         curvature = torch.zeros_like(log_probs)
         for c, p in enumerate(log_probs.exp().unbind(1)):
-            curvature += p.unsqueeze(1) * _gradient(head, h, torch.full_like(y, c)).square()
+            label = torch.full((len(h),), c, device=h.device)  # y may be soft targets
+            curvature += p.unsqueeze(1) * _gradient(head, h, label).square()
     return _gradient(head, h, y), curvature
 
 

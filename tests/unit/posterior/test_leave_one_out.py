@@ -277,3 +277,87 @@ def test_multi_hot_labels_are_left_out_one_by_one_too() -> None:
     assert report.left_out == 80
     assert report.nll is not None
     assert report.nll < 2 * np.log(2)
+
+
+# --- gradient and curvature in closed form, and soft targets ------------------------------------------------
+
+SOFT = torch.softmax(2 * torch.randn(N, 3, generator=torch.Generator().manual_seed(8)).double(), 1)
+ONE_HOT = F.one_hot(Y, 3).double()
+
+
+@pytest.mark.parametrize("targets", [Y, SOFT], ids=["labels", "soft"])
+def test_without_noise_they_are_the_derivatives_of_the_loss(targets: Tensor) -> None:
+    model = at_the_mode("sngp", temperature=0.7).eval()
+    head: Any = model.head
+    gradient, curvature = leave_one_out._gradient_and_curvature(head, X.double(), targets)
+    with torch.no_grad():
+        f = head.latent(X.double(), posterior=False).mean
+    tau = float(head.training_temperature)
+
+    def loss(utility: Tensor, target: Tensor) -> Tensor:
+        return -(target * torch.log_softmax(utility / tau, -1)).sum()
+
+    soft = ONE_HOT if targets.dim() == 1 else targets
+    slope = torch.func.vmap(torch.func.grad(loss))(f, soft)
+    hessian = torch.func.vmap(torch.func.hessian(loss))(f, soft)
+    torch.testing.assert_close(gradient, slope, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(curvature, hessian.diagonal(dim1=1, dim2=2), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("targets", [Y, SOFT], ids=["labels", "soft"])
+def test_without_noise_the_shift_is_that_of_autograd(
+    targets: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way of heads with noise, which only calls the loss."""
+    model = at_the_mode("sngp", temperature=0.7)
+    weight = 0.2 + torch.rand(N, generator=torch.Generator().manual_seed(5)).double()
+    shift = leave_one_out.leave_one_out_shift(model, X.double(), targets, weight)
+
+    def general(head: Any, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        probs = head.log_probs(h).exp()
+        labels = [leave_one_out._gradient(head, h, torch.full((len(h),), c)) for c in range(3)]
+        each = torch.stack(labels, 1)
+        return leave_one_out._gradient(head, h, y), (probs.unsqueeze(2) * each.square()).sum(1)
+
+    monkeypatch.setattr(leave_one_out, "_gradient_and_curvature", general)
+    other = leave_one_out.leave_one_out_shift(model, X.double(), targets, weight)
+    torch.testing.assert_close(shift, other, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("method", ["sngp", "hetsngp"])
+def test_the_curvature_does_not_depend_on_the_form_of_the_targets(method: str) -> None:
+    """The Fisher information is a mean over labels of the model, whatever was given."""
+    model = at_the_mode(method, temperature=0.7).eval()
+    head: Any = model.head
+    of_labels, of_one_hot, of_soft = (
+        leave_one_out._gradient_and_curvature(head, X.double(), y)[1] for y in (Y, ONE_HOT, SOFT)
+    )
+    assert torch.equal(of_labels, of_one_hot)
+    assert torch.equal(of_labels, of_soft)
+
+
+@pytest.mark.parametrize("method", ["sngp", "hetsngp"])
+def test_the_slope_of_soft_targets_is_the_mean_of_those_of_labels(method: str) -> None:
+    """−Σ_c t_c log p_c is linear in t."""
+    model = at_the_mode(method, temperature=0.7).eval()
+    head: Any = model.head
+    h = X.double()
+    of_classes = torch.stack(
+        [leave_one_out._gradient(head, h, F.one_hot(torch.full((N,), c), 3).double()) for c in range(3)], 1
+    )
+    slope, _ = leave_one_out._gradient_and_curvature(head, h, SOFT)
+    torch.testing.assert_close(slope, (SOFT.unsqueeze(2) * of_classes).sum(1), rtol=1e-9, atol=1e-10)
+
+
+def test_soft_targets_are_left_out_as_a_fit_without_them_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = toy.inducing(X, "sngp", random_features=46)
+    monkeypatch.setattr(lbfgs, "MIN_GAIN", 1e-10)
+    lbfgs.fit_map([model], [[(X.double(), SOFT, ONES)]])
+    shift = leave_one_out.leave_one_out_shift(model, X.double(), SOFT, ONES)
+    monkeypatch.setitem(globals(), "Y", SOFT)  # cross_entropy of refitted_without takes soft targets too
+    some = list(range(0, N, 5))
+    exact = torch.stack([refitted_without(model, row, ONES) for row in some])
+    with torch.no_grad():
+        f = model.head.latent(X.double(), posterior=False).mean  # type: ignore[union-attr]
+    seen, guessed, true = (t - t.mean(1, keepdim=True) for t in (f[some], (f + shift)[some], exact))
+    assert float((guessed - true).norm()) < 0.35 * float((seen - true).norm())
