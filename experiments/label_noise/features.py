@@ -2,12 +2,11 @@
 
     make setup EXTRAS=dev,cli,sklearn,vision,text,weights,train
     export HETSNGP_DATA=...
-    python experiments/label_noise/features.py --out out/label_noise     # two cores: 30 minutes; resumes
+    python experiments/label_noise/features.py --out out/label_noise     # 35 minutes on two cores; resumes
 
-EfficientNet-Lite0 (experiments/frozen/run.py) at 224 pixels on CIFAR-10's training and test images, on the
-training and test images of the 25 classes of CIFAR-100 whose human labels are known, and on the training images
-of 20 others, to choose by. Parts of 2,500 images are
-kept in files of their own, so that an interrupted call goes on from there.
+EfficientNet-Lite0 (experiments/frozen/run.py) at 224 pixels on CIFAR-10's training and test images, and on
+the training images of the 25 classes of CIFAR-100 whose human labels are known. Parts of 2,500 images are in
+files of their own, so that an interrupted call goes on from there.
 """
 
 from __future__ import annotations
@@ -19,50 +18,57 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from hetsngp.data.datasets.dataset import data_root
+from hetsngp.data.datasets.human_labels import load_cifar10n
 from hetsngp.data.sources import open_images
 from hetsngp.frozen.features import FeatureSet
 
 sys.path.append(str(Path(__file__).parents[1] / "frozen"))  # run.py there has the network
 
 PART, BATCH = 2_500, 64
-SETS = ("cifar10-train", "cifar10-test", "cifar100-train", "cifar100-test", "cifar100-other")
-OTHER_CLASSES = 20
+SETS = ("cifar10-train", "cifar10-test", "cifar100-train")
 
 
 def cifar100_human_labels() -> tuple[torch.Tensor, torch.Tensor]:
     """Labels by people of CIFAR-100's training images, and true labels: (50000,) each, in the order that
     ``open_images("cifar100", "train")`` has; −1 where no human label is known.
     """
-    images = open_images("cifar100", "train")
     with gzip.open(data_root(None) / "cifar100" / "index.csv.gz", "rt") as file:
         rows = [row for row in csv.DictReader(file) if row["split"] == "train"]
     # Strips are in the order of labels, and rows in the order of strips, as the images are.
     rows.sort(key=lambda row: (int(row["label"]), int(row["row_in_strip"])))
     true = torch.tensor([int(row["label"]) for row in rows])
-    if not torch.equal(true, images.labels):
-        raise ValueError("the index of CIFAR-100 and its strips are in different orders")
     return torch.tensor([int(row["cifar100n_noisy_label"]) for row in rows]), true
 
 
-def images_of(name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images (n, 3, 32, 32) and true labels (n,), numbered from 0 within the classes of the set."""
-    data, split = name.split("-")
-    found = open_images(data, "test" if split == "test" else "train")
-    if data == "cifar10":
-        return found.images, found.labels
+def cifar100_rows() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows (n,) of CIFAR-100's training images that are used, their labels by people and their true labels,
+    numbered from 0.
+
+    Of the 12,500 images of 25 classes whose labels by people are known, those whose given label is one of the
+    25 too. That selection uses the true classes: of other images no label by people is known.
+    """
     human, true = cifar100_human_labels()
     classes = true[human >= 0].unique()
-    if split == "other":
-        classes = torch.tensor([c for c in range(100) if c not in classes][:OTHER_CLASSES])
-    rows = torch.isin(found.labels, classes).nonzero().flatten()
-    return found.images[rows], torch.searchsorted(classes, found.labels[rows])
+    rows = torch.isin(human, classes).nonzero().flatten()
+    return rows, torch.searchsorted(classes, human[rows]), torch.searchsorted(classes, true[rows])
 
 
-def extract(name: str, folder: Path) -> FeatureSet:
+def images_of(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images (n, 3, 32, 32) and true labels (n,)."""
+    data, split = name.split("-")
+    found = open_images(data, split)
+    if data == "cifar10":
+        return found.images, found.labels
+    rows, _, labels = cifar100_rows()
+    if not torch.equal(found.labels, cifar100_human_labels()[1]):
+        raise ValueError("the index of CIFAR-100 and its strips are in different orders")
+    return found.images[rows], labels
+
+
+def extract(name: str, folder: Path, device: torch.device) -> FeatureSet:
     """Features (n, 1280) and true labels (n,), from ``folder`` where they are there."""
     whole = folder / f"{name}.safetensors"
     if whole.is_file():
@@ -70,15 +76,17 @@ def extract(name: str, folder: Path) -> FeatureSet:
     import run
 
     images, labels = images_of(name)
-    network, parts, began = run.network(), [], time.monotonic()
+    network, parts, began = run.network().to(device), [], time.monotonic()
     for start in range(0, len(labels), PART):
         file = folder / f"{name}-{start // PART:02d}.safetensors"
         if not file.is_file():
             found = []
             for x in images[start : start + PART].split(BATCH):
-                pixels = run.normalised(x.permute(0, 2, 3, 1).numpy(), torch.device("cpu"))
+                pixels = run.normalised(x.permute(0, 2, 3, 1).numpy(), device)
                 with torch.inference_mode():
-                    found.append(network.forward_head(network.forward_features(pixels), pre_logits=True))
+                    found.append(
+                        network.forward_head(network.forward_features(pixels), pre_logits=True).cpu()
+                    )
             FeatureSet(torch.cat(found), labels[start : start + PART]).save(file)
             print(f"{name}: {start + PART}/{len(labels)}, {time.monotonic() - began:.0f} s", flush=True)
         parts.append(file)
@@ -90,21 +98,19 @@ def extract(name: str, folder: Path) -> FeatureSet:
     return features
 
 
-def noisy_labels(name: str) -> np.ndarray:
-    """Human labels in the order of the features: "worse", "random1", "aggre" of CIFAR-10, or "cifar100"."""
-    if name == "cifar100":
-        human, true = cifar100_human_labels()
-        return human[torch.isin(true, true[human >= 0].unique())].numpy()
-    return open_images(f"cifar10n:{name}", "train").labels.numpy()
+def given_labels(name: str) -> torch.Tensor:
+    """Labels by people in the order of the features: worse, random1 or aggre of CIFAR-10, or cifar100."""
+    return cifar100_rows()[1] if name == "cifar100" else load_cifar10n()[name]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/label_noise"), help="folder of the features")
+    parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     for name in SETS:
-        found = extract(name, args.out)
+        found = extract(name, args.out, torch.device(args.device))
         print(f"{name}: {tuple(found.h.shape)}", flush=True)
 
 
