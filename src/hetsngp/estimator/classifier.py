@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import numbers
 from collections.abc import Iterator
-from dataclasses import fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,25 +20,29 @@ from hetsngp.choices import (
     PosteriorName,
     SamplerName,
 )
+from hetsngp.estimator.label_noise import TableCrossFit, correction_of_examples, errors_of_examples
 from hetsngp.fitting.loop import EpochResult, Schedule
 from hetsngp.fitting.progress import Progress
 from hetsngp.fitting.table_trainer import (
     EVAL_BATCH_SIZE,
     GP_LR_MULTIPLIER,
     TableTrainer,
-    merge_duplicates,
+    TrainingTable,
+    merge_with_rows,
     split,
 )
+from hetsngp.labels.label_errors import LabelErrors
+from hetsngp.labels.rounds import Correction
 from hetsngp.models.classifier import Classifier
 from hetsngp.models.methods import build, check_method
 from hetsngp.models.options import Options
 from hetsngp.nn.backbones import ResidualMLP
 from hetsngp.posterior.fit import PosteriorReport
 from hetsngp.types import Prediction
-from hetsngp.validation import check_choice, check_positive
+from hetsngp.validation import check_choice, check_not_negative, check_positive
 
 try:
-    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.base import BaseEstimator, ClassifierMixin, clone
     from sklearn.utils import check_random_state
     from sklearn.utils.class_weight import compute_class_weight
     from sklearn.utils.multiclass import check_classification_targets
@@ -76,7 +80,14 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
             folds decide for how many epochs to train the final one on all examples, and calibrate it. With
             fewer than 20 examples, or a share of 0, nothing is held out: all epochs are run and the model is
             not calibrated (``report_.held_out`` is 0).
-        class_weight: None, "balanced", or a dict from label to weight; multiplies ``sample_weight``.
+        class_weight: None, "balanced", or a dict from label to weight; multiplies ``sample_weight``. Of
+            corrected labels it is the weight of the given one.
+        label_noise: None: train on y as given. "correct": some labels are wrong. In up to three rounds models
+            of five folds predict each example without having seen it, P(true label | x, given label) is made
+            of that (:func:`hetsngp.find_label_errors`), and these are the targets of the next round, and of
+            the model in the end. Takes two to four times as long. See :meth:`predict_proba`.
+        mixup: α of mixup, 0 for none; training mixes each batch with a permutation of itself
+            (:func:`hetsngp.fitting.mixup.mixed_batch`), which is one way not to learn wrong labels by heart.
         device: Device to train and predict on, e.g. "cuda"; None: the CPU, which is faster for small tables.
         verbose: Show progress.
         random_state: Seed, or a ``numpy.random.RandomState``.
@@ -93,6 +104,9 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         history_: An :class:`hetsngp.fitting.loop.EpochResult` for each epoch; with folds, ``held_out`` is the
             result of the folds.
         n_iter_: Number of epochs that were run.
+        label_errors_: With ``label_noise="correct"`` the :class:`hetsngp.LabelErrors` of the examples, as of
+            :meth:`find_label_errors` but after the last useful round; else None.
+        correction_: The :class:`hetsngp.labels.Correction` they are from: round, probabilities; else None.
 
     >>> from sklearn.datasets import make_moons
     >>> X, y = make_moons(300, noise=0.1, random_state=0)
@@ -118,6 +132,8 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         validation_fraction: float = 0.1,
         class_weight: Any = None,
         device: Any = None,
+        label_noise: Literal["correct"] | None = None,
+        mixup: float = 0.0,
         verbose: bool | int = False,
         random_state: Any = None,
         amplitude: float | None = 3.0,
@@ -151,6 +167,8 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         self.validation_fraction = validation_fraction
         self.class_weight = class_weight
         self.device = device
+        self.label_noise = label_noise
+        self.mixup = mixup
         self.verbose = verbose
         self.random_state = random_state
         self.amplitude = amplitude
@@ -177,27 +195,22 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> HetSNGPClassifier:
         """Train on X (n, d) with labels y (n,); an example of ``sample_weight`` 2 counts as two."""
-        options, device = self._check_parameters(), self._device()
-        X, y = validate_data(self, X, y, dtype=np.float64)
-        check_classification_targets(y)
-        classes, codes = np.unique(y, return_inverse=True)
-        weight = example_weights(sample_weight, self.class_weight, X, classes, codes)
-        # One seed each for the split, the initial weights, the order of batches and the integration points.
-        seeds = check_random_state(self.random_state).randint(np.iinfo(np.int32).max, size=4).tolist()
-        table = merge_duplicates(X, codes, weight)
-        pairs = split(table, self.validation_fraction, seeds[0])
+        data = self._training_data(X, y, sample_weight)
+        classes, table, trainer = data.classes, data.table, data.trainer
+        correction: Correction | None = None
+        if self.label_noise is not None:
+            found = data.cross_fit(bool(self.verbose)).correct()
+            correction = correction_of_examples(found, data.rows, data.codes)
+            table = replace(table, y=found.errors.clean_probs, label=table.y)
+        pairs = split(table, self.validation_fraction, data.seeds[0])
         one_part = len(pairs) == 1
         mean, scale = (pairs[0][0] if one_part else table).moments()
         table = table.standardised(mean, scale)
         pairs = [(a.standardised(mean, scale), b.standardised(mean, scale)) for a, b in pairs]
         model: Classifier | None = None
         history: list[EpochResult] = []
-        report = PosteriorReport(temperature=options.temperature)
+        report = PosteriorReport(temperature=float(self.temperature))
         if len(classes) > 1:
-            make = functools.partial(self._build, len(classes), seeds[1], device)
-            trainer = TableTrainer(
-                make, self._schedule(), self.batch_size, self.patience, (seeds[2], seeds[3])
-            )
             with Progress(int(self.epochs), 0 if one_part else len(pairs), bool(self.verbose)) as progress:
                 model, history, report = (
                     trainer.fit_with_held_out(*pairs[0], progress)
@@ -208,7 +221,58 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         # Only now: an interrupted fit leaves nothing half done.
         self.classes_, self.mean_, self.scale_ = classes, mean, scale
         self.model_, self.report_, self.history_, self.n_iter_ = model, report, history, len(history)
+        self.correction_, self.label_errors_ = correction, None if correction is None else correction.errors
         return self
+
+    def find_label_errors(self, X: Any, y: Any, sample_weight: Any = None) -> LabelErrors:
+        """Find wrong labels among y (n,) of X (n, d), each by a model that was not trained on the example.
+
+        Models with the parameters of this estimator are trained in (at most five) folds, as in the first
+        round of ``label_noise="correct"``; equal examples are in one fold. Nothing has to be fitted before,
+        and what is fitted does not change. :func:`hetsngp.find_label_errors` makes the result of their
+        probabilities, in the order of X. Weights count in training; an example of weight zero is left out:
+        its ``wrong_probability`` is NaN. A class with a single example is unknown to the model that predicts
+        it, and this label counts as wrong.
+
+        ``labels`` and ``suggested`` are class numbers in the order of ``np.unique(y)``.
+
+        >>> from sklearn.datasets import load_iris
+        >>> iris = load_iris()
+        >>> given = iris.target_names[iris.target]
+        >>> given[50::10] = "setosa"  # ten wrong labels
+        >>> clf = HetSNGPClassifier(width=32, depth=1, epochs=20, learning_rate=0.01, random_state=0)
+        >>> errors = clf.find_label_errors(iris.data, given)
+        >>> sorted(errors.order[:10].tolist())
+        [50, 60, 70, 80, 90, 100, 110, 120, 130, 140]
+        >>> str(np.unique(given)[errors.suggested[50]])
+        'versicolor'
+        """
+        estimator = clone(self)
+        data = estimator._training_data(X, y, sample_weight)
+        errors = data.cross_fit(bool(estimator.verbose)).find_errors()
+        return errors_of_examples(errors, data.rows, data.codes)
+
+    def _training_data(self, X: Any, y: Any, sample_weight: Any) -> _TrainingData:
+        """Check parameters and examples, and merge equal examples."""
+        self._check_parameters()
+        device = self._device()
+        X, y = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(y)
+        classes, codes = np.unique(y, return_inverse=True)
+        weight = example_weights(sample_weight, self.class_weight, X, classes, codes)
+        # One seed each for the split, the initial weights, the order of batches, the integration points, and
+        # the folds that find wrong labels.
+        seeds = check_random_state(self.random_state).randint(np.iinfo(np.int32).max, size=5).tolist()
+        table, rows = merge_with_rows(X, codes, weight)
+        trainer = TableTrainer(
+            functools.partial(self._build, len(classes), seeds[1], device),
+            self._schedule(),
+            self.batch_size,
+            self.patience,
+            (seeds[2], seeds[3]),
+            mixup=float(self.mixup),
+        )
+        return _TrainingData(classes, codes, table, rows, trainer, seeds)
 
     def _schedule(self) -> Schedule:
         return Schedule(
@@ -223,7 +287,7 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         options = {name: getattr(self, name) for name in OPTIONS}
         return build(self.method, backbone, num_classes, generator=generator, **options).to(device)
 
-    def _check_parameters(self) -> Options:
+    def _check_parameters(self) -> None:
         check_method(self.method)
         for name in ("width", "depth", "epochs", "batch_size"):
             check_positive(name, getattr(self, name), integer=True)
@@ -235,7 +299,10 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
             is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
             if not is_number or not 0 <= value < most:
                 raise ValueError(f"{name} must be at least 0 and less than {most:g}, got {value!r}")
-        return Options(**{name: getattr(self, name) for name in OPTIONS})
+        check_not_negative("mixup", self.mixup)
+        if self.label_noise is not None:
+            check_choice("label_noise", self.label_noise, ["correct"])
+        Options(**{name: getattr(self, name) for name in OPTIONS})  # checks them
 
     def _device(self) -> torch.device:
         try:
@@ -251,6 +318,10 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         """Probabilities and uncertainties as NumPy arrays, in batches of ``batch_size`` examples.
 
         ``labels`` are class indices: ``clf.classes_[prediction.labels]`` are the labels.
+
+        With ``label_noise=None`` ``probs`` are those of the label as people would give it, and
+        ``clean_probs`` are without the label noise Σ(x) that the model has learned. With "correct" both are
+        of the true label; Σ(x) is then what the corrected targets leave open, and ``data_uncertainty`` too.
         """
         X = self._check_inputs(X, batch_size)
         if self.model_ is None:
@@ -259,7 +330,11 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         return Prediction.cat(parts).numpy()
 
     def predict_proba(self, X: Any) -> Any:
-        """Probabilities (n, K) of the labels in ``classes_``: those of :meth:`predict_uncertainty`."""
+        """Probabilities (n, K) of the labels in ``classes_``: those of :meth:`predict_uncertainty`.
+
+        Of the label as people would give it, wrong ones included, with ``label_noise=None``. With "correct",
+        of the true label: training and calibration were by P(true label | x, given label).
+        """
         X = self._check_inputs(X)
         if self.model_ is None:
             return _certain(len(X)).probs
@@ -287,6 +362,27 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
 
 # Parameters that are passed on to ``build``.
 OPTIONS = tuple(f.name for f in fields(Options) if f.name in HetSNGPClassifier._get_param_names())
+
+
+@dataclass(frozen=True)
+class _TrainingData:
+    """Examples as they are trained on."""
+
+    classes: Any
+    """Labels (K,), sorted."""
+    codes: Any
+    """Class number of each example: (n,)."""
+    table: TrainingTable
+    """Different examples of positive weight, not yet standardised."""
+    rows: Any
+    """Row of each example in the table, −1 for none: (n,)."""
+    trainer: TableTrainer
+    seeds: list[int]
+
+    def cross_fit(self, show: bool) -> TableCrossFit:
+        """Training in folds on the given labels."""
+        table = self.table.standardised(*self.table.moments())
+        return TableCrossFit(self.trainer, table, len(self.classes), self.seeds[4], show)
 
 
 def _certain(num_examples: int) -> Prediction:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -136,13 +137,21 @@ def merge_duplicates(x: Any, y: Any, weight: Any) -> TrainingTable:
     A weight and that many copies then give the same table, in whatever order they came. Examples of weight
     zero are dropped.
     """
+    return merge_with_rows(x, y, weight)[0]
+
+
+def merge_with_rows(x: Any, y: Any, weight: Any) -> tuple[TrainingTable, Any]:
+    """Merge as :func:`merge_duplicates`; also the row of the table that each example is in, −1 for none."""
     counts = weight > 0
     x, y, weight = np.ascontiguousarray(x[counts]) + 0.0, y[counts], weight[counts]  # −0.0 becomes 0.0
     as_bytes = x.view(np.dtype((np.void, x.itemsize * x.shape[1]))).ravel()
     group = np.unique(as_bytes, return_inverse=True)[1].reshape(-1)
     pair = group * (int(y.max()) + 1) + y
     _, first, row = np.unique(pair, return_index=True, return_inverse=True)
-    return TrainingTable(x[first], y[first], np.bincount(row.reshape(-1), weights=weight), group[first])
+    table = TrainingTable(x[first], y[first], np.bincount(row.reshape(-1), weights=weight), group[first])
+    rows = np.full(len(counts), -1)
+    rows[counts] = row.reshape(-1)
+    return table, rows
 
 
 def split(table: TrainingTable, fraction: float, seed: int) -> list[tuple[TrainingTable, TrainingTable]]:
@@ -218,6 +227,8 @@ class TableTrainer:
     """Whether to find the MAP estimate by L-BFGS; of the schedule only the weight decay is used then."""
     tolerance: float = TOLERANCE
     """Nats of held-out NLL that a larger posterior scale may cost in any case."""
+    mixup: float = 0.0
+    """α of mixup, 0 for none; of AdamW, L-BFGS sees the examples as they are."""
 
     def fit_with_held_out(
         self, training: TrainingTable, held_out: TrainingTable, progress: Progress
@@ -267,15 +278,18 @@ class TableTrainer:
         set one temperature.
         """
         models, pairs = self._train_folds(pairs, progress)[:2]
-        held_out = [
-            collect_held_out(m, _eval_batches(m, part)) for m, (_, part) in zip(models, pairs, strict=True)
-        ]
-        choose_temperature(list(zip(models, held_out, strict=True)))
-        found = []
-        for model, examples in zip(models, held_out, strict=True):
-            with evaluating(model):
-                found.append(torch.cat([model(h).exp() for h, _, _ in examples.chunks()]).cpu())
-        return found
+        with ExitStack() as stack:
+            for model in models:
+                stack.enter_context(evaluating(model))
+            held_out = [
+                (m, collect_held_out(m, _eval_batches(m, part)))
+                for m, (_, part) in zip(models, pairs, strict=True)
+            ]
+            choose_temperature(held_out)
+            return [
+                torch.cat([m.head.log_probs(h).exp() for h, _, _ in examples.chunks()]).cpu()
+                for m, examples in held_out
+            ]
 
     def _train_folds(
         self, pairs: Sequence[tuple[TrainingTable, TrainingTable]], progress: Progress
@@ -295,6 +309,7 @@ class TableTrainer:
             generators=[self._integration_points() for _ in pairs],
             patience=self.patience,
             on_epoch=progress,
+            mixup=self.mixup,
         )
         return models, pairs, found
 
@@ -319,6 +334,7 @@ class TableTrainer:
                 on_epoch=progress,
                 validation=validation,
                 patience=None if held_out is None else self.patience,
+                mixup=self.mixup,
             )
         self._final_precision(model)
         return history
