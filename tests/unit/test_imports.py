@@ -33,7 +33,7 @@ STANDS_ON: dict[str, tuple[str, ...]] = {
     "serving": ("data", "io"),
     "evaluation": ("serving", "fitting"),
     "training": ("evaluation",),
-    "auditing": ("training", "labels"),
+    "auditing": ("training", "frozen"),
     "estimator": ("frozen", "labels"),
     "exporting": ("io",),  # planned
     "integrations": ("io",),  # planned

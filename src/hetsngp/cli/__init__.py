@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 NEEDS = ("typer", "rich", "matplotlib", "torchmetrics")
-COMMANDS = ("demo", "train", "evaluate", "predict", "reproduce", "recipes", "data")
+COMMANDS = ("demo", "train", "evaluate", "predict", "audit", "reproduce", "recipes", "data")
 """Each has a module ``<name>_command`` in this package with a function ``add(app)``."""
 
 

@@ -19,7 +19,7 @@ EXPECTED = (
 )
 """Raised by the library for wrong input, with a message that names the fix, or by the system."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-RESUMABLE = ("demo", "train", "evaluate", "reproduce")
+RESUMABLE = ("demo", "train", "evaluate", "audit", "reproduce")
 """Commands that skip finished work when they are run again."""
 
 
@@ -36,7 +36,12 @@ def describe_error(error: BaseException, command: str | None) -> str:
     """
     again = "; run the same command again to resume" if command in RESUMABLE else ""
     if is_out_of_memory(error):
-        smaller = {"train": "--set batch_size=…", "evaluate": "--batch-size", "demo": "--jobs 1"}
+        smaller = {
+            "train": "--set batch_size=…",
+            "evaluate": "--batch-size",
+            "audit": "--batch-size",
+            "demo": "--jobs 1",
+        }
         how = f" (smaller batches take less: {smaller[command]})" if command in smaller else ""
         return f"out of memory: {one_line(error)[:300]}{how}{again}"
     if isinstance(error, OSError) and error.errno is not None and error.strerror:

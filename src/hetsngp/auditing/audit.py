@@ -1,0 +1,239 @@
+"""Files of an audit, written from corrected labels of any examples: images, texts, or rows of a table."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from hetsngp.auditing.choices import CORRECTED, LABEL_ERRORS
+from hetsngp.auditing.examples import Examples
+from hetsngp.auditing.page import write_page
+from hetsngp.auditing.sheet import draw_suspicious
+from hetsngp.data.fingerprint import Fingerprint, compare_fingerprints
+from hetsngp.data.label_files import LABELS, LabelFile
+from hetsngp.files import has_checksum, sync_folder, with_checksum, write_json, write_text
+from hetsngp.labels import ClassConfusions, Correction, LabelErrors, class_confusions
+from hetsngp.serving.text_tables import printable
+
+AUDIT, PAGE, SHEET = "audit.json", "review.html", "suspicious.png"
+CONFUSIONS, CONFUSION_MAP = "confusions.csv", "confusions.png"
+FORMAT, VERSION = "hetsngp audit", 1
+LEAST_LABELS = 0.1
+"""Expected number of labels from which a pair of classes is listed in ``confusions.csv``."""
+MOST_LISTED = 5
+"""Classes, and pairs of classes, in the printed summary."""
+
+
+@dataclass(frozen=True, eq=False)
+class AuditedData:
+    """N labelled examples, and what to call and how to show them."""
+
+    name: str
+    """What the data are called in headings."""
+    given: Any
+    """Given labels, (N,) class numbers."""
+    class_names: tuple[str, ...]
+    names: tuple[str, ...]
+    """Name of each example: its path below the data folder, or its index."""
+    key: Literal["path", "index"]
+    """Column of the names in CSV files."""
+    examples: Examples
+    fingerprint: Fingerprint | None = None
+    """By which the same data are recognised."""
+
+    def __post_init__(self) -> None:
+        sizes = np.bincount(self.given, minlength=len(self.class_names))
+        if int((sizes > 0).sum()) < 2:
+            raise ValueError(
+                f"all examples of {self.name} have one class: an audit needs at least two, to say which of "
+                "them a label should be; give a folder with one folder for each class"
+            )
+        if int(sizes.max()) < 2:
+            raise ValueError(
+                f"{self.name} has one example of each class: a label is compared with other examples of its "
+                "class; add examples, at least some tens of each class"
+            )
+
+
+def write_audit(
+    folder: Path,
+    data: AuditedData,
+    found: Correction,
+    about: Mapping[str, Any],
+    *,
+    notes: Sequence[str] = (),
+    most: int = 5000,
+    page: bool = True,
+) -> dict[str, Any]:
+    """Write every file of an audit, each of them atomically, ``audit.json`` last; returns its content.
+
+    ``about``: what to add to ``audit.json``, with the ``rounds`` of a :class:`RoundLog`. ``notes``:
+    sentences for the page. ``most``: largest number of examples there; ``page``: whether to write one.
+    """
+    began, errors, names = time.perf_counter(), found.errors, data.class_names
+    (folder / AUDIT).unlink(missing_ok=True)  # an older one describes other files
+    if folder.is_dir():
+        sync_folder(folder)
+    targets = torch.from_numpy(np.ascontiguousarray(errors.clean_probs, dtype=np.float32))
+    given = torch.as_tensor(np.asarray(data.given)).long()
+    LabelFile(data.names, names, given, targets, fingerprint=data.fingerprint).write(folder)
+    by_path = data.names if data.key == "path" else None
+    errors.to_csv(folder / LABEL_ERRORS, class_names=names, names=by_path)
+    confusions = class_confusions(errors, names)
+    write_text(folder / CONFUSIONS, _confusions_csv(confusions))
+    confusions.plot(folder / CONFUSION_MAP)
+    shown: dict[str, Any] = {"class_names": names, "names": data.names}
+    if data.examples.kind == "image":
+        draw_suspicious(folder / SHEET, errors, data.examples, **shown)
+    if page:
+        title = f"Labels of {data.name}"
+        write_page(
+            folder / PAGE, errors, data.examples, key=data.key, title=title, notes=notes, most=most, **shown
+        )
+    else:
+        (folder / PAGE).unlink(missing_ok=True)  # one of an earlier audit
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        **about,
+        **_numbers(data, found),
+        "fingerprint": data.fingerprint,
+        "seconds": {
+            **about.get("seconds", {}),
+            "rounds": round(sum(each["seconds"] for each in about.get("rounds", ())), 1),
+            "files": round(time.perf_counter() - began, 1),
+        },
+    }
+    content = with_checksum(json.loads(json.dumps(content)))
+    write_json(folder / AUDIT, content)
+    return content
+
+
+def read_audit(folder: Path) -> dict[str, Any] | None:
+    """Content of ``audit.json``; None where the audit is not finished. Raises where it is damaged."""
+    file = folder / AUDIT
+    if not file.is_file():
+        return None
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is no JSON ({error}): remove it and repeat the audit") from error
+    known = isinstance(content, dict) and (content.get("format"), content.get("version")) == (FORMAT, VERSION)
+    if not known or not has_checksum(content):
+        raise ValueError(f"{file} is damaged, or of another version: remove it and repeat the audit")
+    return dict(content)
+
+
+def check_same_data(folder: Path, before: Mapping[str, Any], fingerprint: Fingerprint | None) -> None:
+    """Raise unless the finished audit in ``folder`` was of these data, wherever they lay then."""
+    changes = compare_fingerprints(before["fingerprint"] or {}, fingerprint or {})
+    if changes:
+        raise ValueError(
+            f"{folder} holds an audit of other data ({'; '.join(changes)}): give another folder, --out; or, "
+            f"to audit the changed data there, remove {AUDIT}, and {CORRECTED} if it is there"
+        )
+
+
+def is_complete(folder: Path, before: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
+    """Whether the finished audit was made with the settings in ``about``, and its files are there."""
+    settings = json.loads(json.dumps(about["settings"]))
+    files = [LABELS, LABEL_ERRORS, CONFUSIONS, CONFUSION_MAP, *([PAGE] if settings["page"] else [])]
+    return before.get("settings") == settings and all((folder / file).is_file() for file in files)
+
+
+def check_packages(*, page: bool) -> None:
+    """Raise an ImportError where a package that writes figures or the page is missing."""
+    for package in ("matplotlib", *(["jinja2"] if page else [])):
+        if importlib.util.find_spec(package) is None:
+            raise ImportError(f"an audit needs {package}: pip install 'hetsngp[eval]'")
+
+
+# --- numbers ----------------------------------------------------------------------------------------------
+
+
+def _numbers(data: AuditedData, found: Correction) -> dict[str, Any]:
+    """Numbers of the audit, as plain values."""
+    errors, names = found.errors, data.class_names
+    sizes = np.bincount(data.given, minlength=len(names))
+    wrong = np.bincount(data.given, weights=errors.wrong_probability, minlength=len(names))
+    flagged = np.bincount(data.given, weights=errors.is_wrong, minlength=len(names))
+    numbers = zip(names, sizes.tolist(), wrong.tolist(), flagged.tolist(), strict=True)
+    return {
+        "examples": len(errors),
+        "key": data.key,
+        "expected_wrong": errors.expected_wrong,
+        "expected_wrong_interval": list(errors.expected_wrong_interval),
+        "flagged": int(errors.is_wrong.sum()),
+        "sharpening": errors.sharpening,
+        "round": found.round,
+        "classes": [
+            {"name": name, "examples": size, "expected_wrong": wrong, "flagged": int(flagged)}
+            for name, size, wrong, flagged in numbers
+        ],
+    }
+
+
+def _confusions_csv(confusions: ClassConfusions) -> str:
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["true", "given", "labels", "share"])
+    for pair in confusions.pairs:
+        if pair.examples >= LEAST_LABELS:
+            rows.writerow([pair.true, pair.given, f"{pair.examples:.2f}", f"{pair.share:.6f}"])
+    return text.getvalue()
+
+
+def summary(folder: Path, content: Mapping[str, Any]) -> str:
+    """Result of a finished audit in a few lines."""
+    count, (low, high) = content["examples"], content["expected_wrong_interval"]
+    expected = content["expected_wrong"]
+    lines = [
+        f"{expected:.0f} of {count} labels are probably wrong ({expected / count:.1%}, 95 % interval "
+        f"{low:.0f} to {high:.0f}); {content['flagged']} are more probably wrong than correct",
+    ]
+    classes = sorted(content["classes"], key=lambda each: -each["expected_wrong"])[:MOST_LISTED]
+    each = [f"{printable(c['name'])} {c['expected_wrong']:.0f} of {c['examples']}" for c in classes]
+    lines.append(f"most of them in: {', '.join(each)}")
+    losses = ", ".join(f"{each['nll']:.4f}" for each in content.get("rounds", ()))
+    lines.append(f"round {content['round']} is used; NLL of given labels after each round: {losses}")
+    there = [name for name in (PAGE, LABEL_ERRORS, SHEET, CONFUSION_MAP, LABELS) if (folder / name).is_file()]
+    lines.append(f"wrote into {folder}{os.sep}: {', '.join(there)}")
+    return "\n".join(lines)
+
+
+class RoundLog:
+    """Numbers of the rounds of correction, of which each is said as a line; an ``on_round``."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say, self.began = say, time.perf_counter()
+        self.rounds: list[dict[str, Any]] = []
+
+    def begin(self) -> None:
+        """Take the time of the first round from now on."""
+        self.began = time.perf_counter()
+
+    def __call__(self, number: int, errors: LabelErrors, loss: float) -> None:
+        """Add a round."""
+        self.rounds.append(
+            {
+                "round": number,
+                "nll": loss,
+                "expected_wrong": errors.expected_wrong,
+                "flagged": int(errors.is_wrong.sum()),
+                "sharpening": errors.sharpening,
+                "seconds": round(time.perf_counter() - self.began, 1),
+            }
+        )
+        self.began = time.perf_counter()
+        self.say(f"round {number}: {errors}; NLL of given labels {loss:.4f}")

@@ -1,0 +1,321 @@
+"""``hetsngp audit``: an audit of images, by a frozen network or by the folds of a recipe; and its choices."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from hetsngp.auditing.audit import (
+    PAGE,
+    AuditedData,
+    RoundLog,
+    check_packages,
+    check_same_data,
+    is_complete,
+    read_audit,
+    summary,
+    write_audit,
+)
+from hetsngp.auditing.choices import read_choices, write_corrected
+from hetsngp.auditing.examples import ImageExamples
+from hetsngp.auditing.image_features import image_features
+from hetsngp.auditing.pretrained import pretrained_network
+from hetsngp.auditing.recipe_folds import RecipeFolds
+from hetsngp.conversion.conversion import convert
+from hetsngp.data.datasets.registry import DATASETS
+from hetsngp.data.fingerprint import fingerprint_data
+from hetsngp.data.images.arrays import ImageArrays
+from hetsngp.data.images.files import ImageFiles
+from hetsngp.data.label_files import example_names
+from hetsngp.data.sources import open_set
+from hetsngp.files import remove_leftovers, sha256_of
+from hetsngp.fitting.progress import at_a_terminal
+from hetsngp.frozen.features import FeatureSet
+from hetsngp.frozen.head import FROZEN_NORMALIZATION
+from hetsngp.frozen.label_noise import correct_labels
+from hetsngp.labels import Correction, correct_in_rounds
+from hetsngp.locking import one_writer
+from hetsngp.serving.bundle import find_device
+from hetsngp.training.engine import Engine
+from hetsngp.training.recipes.recipe import Recipe, read_recipe, recipe_names
+from hetsngp.validation import check_positive, check_seed
+
+METHOD = "sngp"
+"""Head on frozen features: it takes a third of the time of hetsngp and ranks wrong labels as well."""
+FOLDS = 5
+"""Folds of a recipe."""
+FEATURES, FOLD_RUNS = "features", "folds"
+"""Folders of an audit with what an interrupted one goes on from."""
+DEFAULT = Path("audits")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class AuditSettings:
+    """How an audit is made."""
+
+    rounds: int = 3
+    """Largest number of rounds of correction; 1: wrong labels are found, and not corrected to find more."""
+    folds: int | None = None
+    """None: leave-one-out on frozen features, where it is possible, and 5 for a recipe."""
+    seed: int = 0
+    """Seed of heads, folds on frozen features, and judges; that of a recipe is a key of the recipe."""
+    most: int = 5000
+    """Largest number of examples on the page."""
+    page: bool = True
+    """Whether to write the page."""
+    network: str | None = None
+    """Frozen network, as of :func:`~hetsngp.auditing.pretrained.pretrained_network`."""
+    weights: Path | None = None
+    """Its weights."""
+    size: int | None = None
+    """Side of its input in pixels."""
+    device: str = "auto"
+    """Device of the frozen network and of its head."""
+    batch_size: int = 64
+    """Images of a batch."""
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "most", "batch_size"):
+            check_positive(name, getattr(self, name), integer=True)
+        check_seed(self.seed)
+        if self.folds is not None and check_positive("folds", self.folds, integer=True) < 2:
+            raise ValueError("folds must be at least 2: each image is predicted by the models of the others")
+
+    def describe(self) -> dict[str, Any]:
+        """Settings that decide the result, for JSON."""
+        names = ("rounds", "folds", "seed", "most", "page", "network", "size")
+        found = {name: getattr(self, name) for name in names}
+        return {**found, "weights": None if self.weights is None else sha256_of(self.weights)}
+
+
+@dataclass(frozen=True)
+class AuditSource:
+    """Images to audit, by the argument of the command."""
+
+    source: str
+    """As it was given."""
+    data: str
+    """Name, folder or .npz file of the images."""
+    recipe: Recipe | None = None
+
+    @staticmethod
+    def find(source: str, changes: Sequence[str] = (), *, recipe: bool = False) -> AuditSource:
+        """Data set, folder, .npz file, or recipe. Where both are meant it is data, unless ``recipe``."""
+        is_name = source.partition(":")[0] in DATASETS
+        is_data = is_name or (Path(source).expanduser().exists() and not source.endswith(".toml"))
+        if recipe or source.endswith(".toml") or (source in recipe_names() and not is_data):
+            found = read_recipe(source, changes)
+            return AuditSource(source, found.task.data, found)
+        if not is_data:
+            close = difflib.get_close_matches(source, [*DATASETS, *recipe_names()], n=1)
+            raise ValueError(
+                f"there is no data set, folder, .npz file or recipe {source!r}: "
+                + (f"did you mean {close[0]!r}? " if close else "")
+                + "`hetsngp data` and `hetsngp recipes` list names"
+            )
+        if changes:
+            more = f", or audit the recipe {source}, --recipe" if source in recipe_names() else ""
+            raise ValueError(f"--set changes a recipe, and {source} is data: leave out --set{more}")
+        return AuditSource(source, source)
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the audit where none is given."""
+        if self.recipe is not None:
+            return DEFAULT / self.recipe.name.replace("/", "-")
+        if self.source.partition(":")[0] in DATASETS:
+            return DEFAULT / self.source.replace(":", "-")
+        path = Path(self.source).expanduser().resolve()
+        return DEFAULT / (path.stem if path.suffix == ".npz" else path.name)
+
+    def open(self) -> tuple[ImageArrays | ImageFiles, AuditedData]:
+        """Training images, which are audited."""
+        images = open_set(self.data, "train")
+        if not isinstance(images, ImageArrays | ImageFiles):
+            raise ValueError(
+                f"the images of {self.data} are {type(images).__name__}, and an audit is for images with one "
+                "label each: give a folder with one folder for each class, or another data set"
+            )
+        data = AuditedData(
+            self.data,
+            images.labels.cpu().numpy(),
+            images.class_names,
+            example_names(images),
+            "path" if isinstance(images, ImageFiles) else "index",
+            ImageExamples(images),
+            fingerprint_data(images),
+        )
+        return images, data
+
+    def command(self, folder: Path) -> str:
+        """Command that applies choices, quoted for a shell."""
+        recipe = ["--recipe"] if self.recipe is not None and self._is_also_data else []
+        words = ["hetsngp", "audit", self.source, *self._changes, *recipe, "--apply", "choices.csv"]
+        return shlex.join([*words, "--out", str(folder)])
+
+    def train_command(self, folder: Path, content: Mapping[str, Any]) -> str:
+        """Command that trains on the labels in ``folder``, quoted for a shell; ``content`` of audit.json."""
+        words = ["hetsngp", "train", self.source, *self._changes]
+        if self.recipe is None:
+            words = ["hetsngp", "train", "images", "--set", f"data={self.data}"]
+            words += [] if content["key"] == "path" else ["--set", "size=none"]
+        return shlex.join([*words, "--set", f"labels={folder}", "--out", f"runs/{folder.name}-corrected"])
+
+    @property
+    def _changes(self) -> list[str]:
+        changes = () if self.recipe is None else self.recipe.changes
+        return [word for change in changes for word in ("--set", change)]
+
+    @property
+    def _is_also_data(self) -> bool:
+        return self.source.partition(":")[0] in DATASETS or Path(self.source).is_dir()
+
+
+def run_audit(
+    source: AuditSource, folder: Path, settings: AuditSettings, *, say: Say = print, show: bool | None = None
+) -> dict[str, Any]:
+    """Audit images and write everything into ``folder``; returns the content of ``audit.json``.
+
+    The same call resumes an interrupted audit, and returns the result of a finished one. ``say`` gets lines
+    to print; ``show``: whether to show progress, None: at a terminal.
+    """
+    check_packages(page=settings.page)
+    for name in ("network", "weights", "size"):
+        if source.recipe is not None and getattr(settings, name) is not None:
+            raise ValueError(
+                f"--{name} is for a frozen network, and {source.source} is a recipe: --set {name}=…"
+            )
+    images, data = source.open()
+    if (settings.folds or 2) > len(images):
+        raise ValueError(f"{len(images)} images cannot be divided into {settings.folds} folds: choose fewer")
+    about: dict[str, Any] = {"data": source.data, "settings": settings.describe()}
+    if source.recipe is not None:
+        about["recipe"] = source.recipe.describe()
+    with one_writer(folder):
+        remove_leftovers(folder)
+        before = read_audit(folder)
+        if before is not None:
+            check_same_data(folder, before, data.fingerprint)
+            if before.get("recipe") == about.get("recipe") and is_complete(folder, before, about):
+                say("the audit is finished, and nothing has changed since")
+                return before
+        log = RoundLog(say)
+        if source.recipe is None:
+            found, how = _by_network(images, folder, settings, log, say, show)
+        else:
+            found, how = _by_recipe(source.recipe, images, data, folder, settings, log, say, show)
+        notes = [f"How: {how['how']}; round {found.round} of {len(found.losses)}."]
+        notes.append(f"To apply the choices: {source.command(folder)}")
+        shown: dict[str, Any] = {"notes": notes, "most": settings.most, "page": settings.page}
+        return write_audit(folder, data, found, {**about, **how, "rounds": log.rounds}, **shown)
+
+
+def _by_network(
+    images: ImageArrays | ImageFiles,
+    folder: Path,
+    settings: AuditSettings,
+    log: RoundLog,
+    say: Say,
+    show: bool | None,
+) -> tuple[Correction, dict[str, Any]]:
+    """Correction on features of a frozen network, and how it was made."""
+    began = time.perf_counter()
+    device = find_device(settings.device)
+    network = pretrained_network(
+        settings.network, weights=settings.weights, size=settings.size, device=device
+    )
+    say(f"features of {len(images)} images by {network.name} at {network.size} pixels")
+    visible = at_a_terminal() if show is None else show
+    h = image_features(images, network, folder / FEATURES, batch_size=settings.batch_size, show=visible)
+    spent = time.perf_counter() - began
+    say("label errors of the features" if settings.rounds == 1 else "rounds of correction on the features")
+    log.begin()
+    normalization = FROZEN_NORMALIZATION.get(network.kind, "direction")
+    readout = nn.Linear(h.shape[1], images.num_classes)
+    model = convert(readout, METHOD, h[:2], freeze=True, normalization=normalization)  # type: ignore[arg-type]
+    features = FeatureSet(h, images.labels.cpu())
+    common: Any = {"folds": settings.folds, "seed": settings.seed, "progress": False, "on_round": log}
+    found = correct_labels(model.to(device), features, rounds=settings.rounds, **common)
+    how = f"{METHOD} on frozen features of {network.name}, {network.size} pixels, {found.how}"
+    about = {"method": METHOD, "network": network.name, "size": network.size, "amplitude": found.amplitude}
+    return found, {"how": how, **about, "seconds": {"features": round(spent, 1)}}
+
+
+def _by_recipe(
+    recipe: Recipe,
+    images: ImageArrays | ImageFiles,
+    data: AuditedData,
+    folder: Path,
+    settings: AuditSettings,
+    log: RoundLog,
+    say: Say,
+    show: bool | None,
+) -> tuple[Correction, dict[str, Any]]:
+    """Correction by the folds of a recipe, and how it was made."""
+    for name in ("labels", "fold"):
+        if getattr(recipe.task, name) is not None:
+            raise ValueError(f"{name} is set by the audit: leave it out of the recipe, --set {name}=none")
+    devices, nodes = recipe.hardware.started()
+    if nodes > 1 or devices not in (1, "auto"):
+        raise ValueError("an audit trains on one device: start one process, with --set hardware.devices=1")
+    chosen, note = replace(recipe, hardware=replace(recipe.hardware, devices=1)).on_this_machine()
+    if note:
+        say(note)
+    folds = settings.folds or FOLDS
+    cross_fit = RecipeFolds(
+        chosen,
+        images,
+        data.names,
+        folder / FOLD_RUNS,
+        Engine(chosen.hardware),
+        folds=folds,
+        batch_size=settings.batch_size,
+        show=show,
+        say=say,
+    )
+    log.begin()
+    found = correct_in_rounds(data.given, cross_fit, rounds=settings.rounds, seed=settings.seed, on_round=log)
+    how = f"recipe {recipe.name} ({recipe.task.method}, {recipe.task.network}) in {folds} folds"
+    return found, {"how": how, "method": recipe.task.method, "network": recipe.task.network, "seconds": {}}
+
+
+def report(source: AuditSource, folder: Path, content: Mapping[str, Any]) -> str:
+    """Result of an audit, and the next commands."""
+    lines = [summary(folder, content)]
+    if (folder / PAGE).is_file():
+        lines.append(f"next: open {folder / PAGE} in a browser, decide, and download choices.csv; then")
+        lines.append(f"  {source.command(folder)}")
+    else:
+        lines.append("next:")
+    lines.append(f"  {source.train_command(folder, content)}")
+    return "\n".join(lines)
+
+
+def apply_choices(source: AuditSource, folder: Path, choices: Path) -> str:
+    """Write ``corrected_labels.csv`` of the finished audit in ``folder``; returns what was done, to print."""
+    before = read_audit(folder)
+    if before is None:
+        raise FileNotFoundError(
+            f"{folder} has no finished audit: make one first, "
+            + shlex.join(["hetsngp", "audit", source.source, "--out", str(folder)])
+        )
+    _, data = source.open()
+    check_same_data(folder, before, data.fingerprint)
+    found = read_choices(choices, folder, class_names=data.class_names)
+    dropped = sum(choice.new_label is None for choice in found.values())
+    kept = sum(choice.new_label == choice.given_label for choice in found.values())
+    file = write_corrected(folder, found)
+    return (
+        f"{len(found)} choices: {kept} kept, {len(found) - kept - dropped} changed, {dropped} dropped\n"
+        f"wrote {file}; the data are unchanged\n"
+        f"next:\n  {source.train_command(folder, before)}"
+    )
