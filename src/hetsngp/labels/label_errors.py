@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from hetsngp.labels.sharpening import choose_sharpening, sample, sharpened
 from hetsngp.labels.transition import (
     MISSING,
     TransitionFit,
+    draw_wrong,
     fit_transition,
     label_losses,
     posterior_of_true,
@@ -28,8 +28,8 @@ from hetsngp.validation import check_positive
 
 # Smallest probability: a model that excludes the given label is not taken at its word.
 FLOOR = 1e-5
-# Draws of the transition matrix for the interval of the number of wrong labels, and its width.
-DRAWS, WIDTH = 20, 1.96
+# Draws for the interval of the number of wrong labels, and its half width in standard deviations.
+DRAWS, WIDTH = 40, 1.96
 # Share of given labels that are the most probable class, from which probabilities look like training ones.
 LOOKS_TRAINED = 0.995
 # Fewest examples for that warning: a handful may be classified correctly by chance.
@@ -205,26 +205,10 @@ def _share_interval(log_probs: Tensor, given: Tensor, sharpenings: set[float]) -
     ends, total = [], int((given != MISSING).sum())
     for s in sharpenings:
         log_clean = sharpened(log_probs, s)
-        shares, variance = [], 0.0
-        for transition in _draw(fit_transition(log_clean, given).concentration):
-            count = 0.0
-            for part, clean in posterior_of_true(log_clean, given, transition):
-                wrong = _wrong(clean, given[part]).nan_to_num().double()
-                count += float(wrong.sum())
-                variance += float((wrong * (1 - wrong)).sum()) / DRAWS
-            shares.append(count / total)
-        error = math.hypot(float(torch.tensor(shares).std()), math.sqrt(variance) / total)
-        centre = sum(shares) / DRAWS
+        counts = draw_wrong(log_clean, given, fit_transition(log_clean, given).concentration, DRAWS)
+        centre, error = float(counts.mean()) / total, float(counts.std()) / total
         ends += [centre - WIDTH * error, centre + WIDTH * error]
     return max(min(ends), 0.0), min(max(ends), 1.0)
-
-
-def _draw(concentration: Tensor) -> list[Tensor]:
-    """Draws of T from its posterior, always the same."""
-    state = np.random.default_rng(0)
-    shape = concentration.numpy()
-    draws = (torch.from_numpy(state.standard_gamma(shape)).clamp_min(1e-12) for _ in range(DRAWS))
-    return [draw / draw.sum(-1, keepdim=True) for draw in draws]
 
 
 # --- checks -----------------------------------------------------------------------------------------------

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 # Strengths κ of the prior on a row of T, in examples, from "any row" to "the same for every class".
 STRENGTHS = torch.logspace(0, 5, 11, dtype=torch.float64)
 FIRST_STRENGTH = 10.0
-# Rounds of EM with the first strength, which must not be chosen before the noise is known to have a pattern;
-# rounds between two choices of it; rounds at most; nats per example by which a round must lower the loss.
+# Rounds of EM with the first strength; rounds between two choices of it; rounds at most; nats per example by
+# which a round must lower the loss.
 FIRST_ROUNDS, ROUNDS_PER_STRENGTH, MAX_ROUNDS, MIN_GAIN = 15, 5, 60, 1e-6
+# Draws of Gibbs sampling before those that count.
+FIRST_DRAWS = 10
 # Examples × classes at a time: some megabytes, which stay in a core's cache.
 CHUNK = 2**19
 # Smallest count that leaving an example out may leave.
@@ -48,30 +51,43 @@ def fit_transition(log_clean: Tensor, labels: Tensor) -> TransitionFit:
     Bayes): noise that is alike in every class needs one number, and labels that are mistaken for one other
     class need a whole matrix.
     """
-    num_classes = log_clean.shape[1]
-    frequency = _label_counts(labels, num_classes) + 1
-    others = frequency.expand(num_classes, -1).clone().fill_diagonal_(0)
-    others /= others.sum(1, keepdim=True)
     counts, last = _confusion(log_clean, labels), float("inf")
-    strength = own = FIRST_STRENGTH
+    prior = _Prior(labels, log_clean.shape[1])
     for number in range(MAX_ROUNDS):
-        pooled = counts.sum(0)
-        centre = _centre(pooled, others)
+        # The strength must not be chosen before the noise is known to have a pattern.
         choose = number >= FIRST_ROUNDS and number % ROUNDS_PER_STRENGTH == 0
-        if choose:
-            strength = _best_strength(pooled.unsqueeze(0), centre)
-        prior = (strength * centre).unsqueeze(0)
-        if len(counts) > 1:
-            centre = (pooled + prior[0]) / (pooled + prior[0]).sum(1, keepdim=True)
-            own = _best_strength(counts, centre) if choose else own
-            prior = (own * centre).unsqueeze(0)
-        concentration = counts + prior
+        concentration = counts + prior(counts, choose)
         counts, loss = _expected_counts(log_clean, labels, concentration)
         mean = float(loss.mean())
         if number > FIRST_ROUNDS and last - mean < MIN_GAIN:
             break
         last = mean
-    return TransitionFit(concentration, _leave_one_out(log_clean, labels, concentration), float(strength))
+    return TransitionFit(concentration, _leave_one_out(log_clean, labels, concentration), prior.strength)
+
+
+def draw_wrong(log_clean: Tensor, labels: Tensor, concentration: Tensor, draws: int) -> Tensor:
+    """Draw numbers of wrong labels from their posterior: (draws,), always the same.
+
+    Gibbs sampling of T and the true classes in turn, from the fit on. Draws around the expected counts of EM
+    alone would take the true classes as known, and so say too little about T.
+    """
+    random, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    prior, num_classes, found = _Prior(labels, log_clean.shape[1]), log_clean.shape[1], []
+    for number in range(-FIRST_DRAWS, draws):
+        transition = torch.from_numpy(random.standard_gamma(concentration.numpy())).clamp_min(1e-12)
+        transition /= transition.sum(-1, keepdim=True)
+        counts = torch.zeros_like(concentration)
+        for rows, posterior in posterior_of_true(log_clean, labels, transition):
+            point = torch.rand(len(posterior), 1, generator=generator)
+            true = torch.searchsorted(posterior.cumsum(1), point).clamp_max(num_classes - 1)
+            for each, given in zip(counts, labels[rows].unbind(1), strict=True):
+                known = given != MISSING
+                cells = true[known, 0] * num_classes + given[known]
+                each += torch.bincount(cells, minlength=num_classes**2).view_as(each)
+        concentration = counts + prior(counts, number % ROUNDS_PER_STRENGTH == 0)
+        if number >= 0:
+            found.append(counts.sum() - counts.diagonal(dim1=1, dim2=2).sum())
+    return torch.stack(found)
 
 
 def posterior_of_true(
@@ -91,6 +107,29 @@ def label_losses(log_clean: Tensor, labels: Tensor, transition: Tensor) -> Tenso
 
 
 # --- the steps --------------------------------------------------------------------------------------------
+
+
+class _Prior:
+    """Parameters of the Dirichlet prior of T, (1, K, K) or (A, K, K), from the counts that it explains."""
+
+    def __init__(self, labels: Tensor, num_classes: int) -> None:
+        frequency = _label_counts(labels, num_classes) + 1
+        others = frequency.expand(num_classes, -1).clone().fill_diagonal_(0)
+        self.others = others / others.sum(1, keepdim=True)
+        self.strength = self.own = FIRST_STRENGTH
+
+    def __call__(self, counts: Tensor, choose: bool) -> Tensor:
+        """``counts``: (A, K, K) of true class k given as j; ``choose``: choose the strengths anew."""
+        pooled = counts.sum(0)
+        centre = _centre(pooled, self.others)
+        if choose:
+            self.strength = _best_strength(pooled.unsqueeze(0), centre)
+        prior = self.strength * centre
+        if len(counts) > 1:
+            centre = (pooled + prior) / (pooled + prior).sum(1, keepdim=True)
+            self.own = _best_strength(counts, centre) if choose else self.own
+            prior = self.own * centre
+        return prior.unsqueeze(0)
 
 
 def _chunks(log_clean: Tensor) -> Iterator[slice]:
