@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hetsngp.files import replace_file
-from hetsngp.labels.label_errors import LabelErrors
+from hetsngp.labels.label_errors import LabelErrors, class_names_of
 from hetsngp.labels.transition import MISSING
 
 # Most classes that the heat map shows, those with the most wrong labels; its side in inches for each.
@@ -120,15 +120,10 @@ def class_confusions(errors: LabelErrors, class_names: Sequence[str] | None = No
     ('cat', 'lynx', 0.3)
     """
     num_classes = errors.clean_probs.shape[1]
-    if class_names is None:
-        class_names = [str(k) for k in range(num_classes)]
-    if len(class_names) != num_classes:
-        raise ValueError(
-            f"there are {len(class_names)} class_names for {num_classes} classes: name each once"
-        )
+    names = class_names_of(class_names, num_classes)
     labels = errors.labels.reshape(len(errors.clean_probs), -1)
     counts = np.zeros((num_classes, num_classes))
     for given in labels.T:
         known = given != MISSING
         np.add.at(counts.T, given[known], errors.clean_probs[known].astype(np.float64))
-    return ClassConfusions(counts, tuple(map(str, class_names)))
+    return ClassConfusions(counts, names)

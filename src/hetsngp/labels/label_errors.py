@@ -112,13 +112,26 @@ class LabelErrors:
         rows = csv.writer(text, lineterminator="\n")
         key = "index" if names is None else "path"
         rows.writerow([key, "is_label_issue", "label_score", "given_label", "predicted_label"])
-        called = [str(k) for k in range(self.clean_probs.shape[1])] if class_names is None else class_names
+        called = class_names_of(class_names, self.clean_probs.shape[1])
+        if names is not None and len(names) != len(self):
+            raise ValueError(f"there are {len(names)} names for {len(self)} examples: name each once")
         flagged = self.is_wrong
         for i in self.order.tolist():
             score = f"{1 - self.wrong_probability[i]:.6f}"
             given, suggested = called[self.labels[i]], called[self.suggested[i]]
             rows.writerow([i if names is None else names[i], bool(flagged[i]), score, given, suggested])
         write_text(Path(path), text.getvalue())
+
+
+def class_names_of(class_names: Sequence[str] | None, num_classes: int) -> tuple[str, ...]:
+    """Return the names of the classes, their numbers where there are none."""
+    if class_names is None:
+        class_names = [str(k) for k in range(num_classes)]
+    if len(class_names) != num_classes:
+        raise ValueError(
+            f"there are {len(class_names)} class_names for {num_classes} classes: name each once"
+        )
+    return tuple(map(str, class_names))
 
 
 def find_label_errors(
@@ -258,9 +271,8 @@ def _checked_rows(estimate_from: Any, count: int) -> Tensor:
 
 def _array(name: str, values: Any) -> Any:
     if isinstance(values, Tensor):
-        return (
-            values.detach().cpu().numpy() if values.dtype != torch.bfloat16 else values.float().cpu().numpy()
-        )
+        values = values.detach().cpu()
+        return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
     try:
         return np.asarray(values)
     except ValueError as error:

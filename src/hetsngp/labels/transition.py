@@ -82,8 +82,7 @@ def draw_wrong(log_clean: Tensor, labels: Tensor, concentration: Tensor, draws: 
             true = torch.searchsorted(posterior.cumsum(1), point).clamp_max(num_classes - 1)
             for each, given in zip(counts, labels[rows].unbind(1), strict=True):
                 known = given != MISSING
-                cells = true[known, 0] * num_classes + given[known]
-                each += torch.bincount(cells, minlength=num_classes**2).view_as(each)
+                each.index_put_((true[known, 0], given[known]), each.new_ones(()), accumulate=True)
         concentration = counts + prior(counts, number % ROUNDS_PER_STRENGTH == 0)
         if number >= 0:
             found.append(counts.sum() - counts.diagonal(dim1=1, dim2=2).sum())
@@ -207,11 +206,12 @@ def _centre(counts: Tensor, others: Tensor) -> Tensor:
 
 def _best_strength(counts: Tensor, centre: Tensor) -> float:
     """κ with the largest Dirichlet-multinomial likelihood of ``counts`` (A, K, K) around ``centre``."""
+    used = counts > 0  # the other cells add nothing, and lgamma takes most of the time
+    observed, centres, totals = counts[used], centre.expand_as(counts)[used], counts.sum(-1)
 
     def log_likelihood(strength: Tensor) -> float:
-        prior = strength * centre
-        rows = torch.lgamma(prior.sum(-1)) - torch.lgamma((prior + counts).sum(-1))
-        cells = torch.lgamma(prior + counts) - torch.lgamma(prior)
-        return float(rows.sum() + cells.masked_fill(prior == 0, 0.0).sum())
+        prior = strength * centres
+        rows = torch.lgamma(strength) - torch.lgamma(strength + totals)  # rows of the centre have the sum one
+        return float(rows.sum() + (torch.lgamma(prior + observed) - torch.lgamma(prior)).sum())
 
     return float(max(STRENGTHS, key=log_likelihood))

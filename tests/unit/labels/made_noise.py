@@ -40,12 +40,14 @@ def alike(num_classes: int, rate: float) -> Any:
     return (1 - rate) * np.eye(num_classes) + rate * others / (num_classes - 1)
 
 
-def noisy(seed: int, n: int, transition: Any, *, blur: float = 1.0, spread: float = 3.0) -> Noisy:
-    """N examples whose true class is drawn from P(true | x), softmax of ``spread`` · N(0, 1), and whose given
-    label is drawn from the row of ``transition`` (K, K) of the true class.
+def noisy(
+    seed: int, n: int, transition: Any, *, blur: float = 1.0, spread: float = 3.0, offset: Any = 0.0
+) -> Noisy:
+    """N examples: the true class is drawn from P(true | x) = softmax(``offset`` + ``spread`` · N(0, 1)), the
+    given label from its row of ``transition`` (K, K).
     """
     rng = np.random.default_rng(seed)
-    logits = spread * rng.standard_normal((n, len(transition)))
+    logits = spread * rng.standard_normal((n, len(transition))) + offset
     clean, blurred = (np.exp(z - z.max(1, keepdims=True)) for z in (logits, logits / blur))
     true = draw(clean / clean.sum(1, keepdims=True), rng)
     given = draw(transition[true], rng)
