@@ -68,6 +68,11 @@ def correct_in_rounds(
     check_positive("rounds", rounds, integer=True)
     check_seed(seed)
     given = np.asarray(given)
+    if given.ndim != 1 or given.dtype.kind not in "iu" or given.size == 0 or given.min() < 0:
+        raise ValueError(
+            f"given must be class numbers (N,), got {given.dtype} of shape {given.shape}: of names "
+            "class_names, given = numpy.unique(given, return_inverse=True)"
+        )
     judges = _judges(len(given), seed)
     trained = ~judges if len(given) >= FEWEST_EXAMPLES else np.ones(len(given), dtype=bool)
 
