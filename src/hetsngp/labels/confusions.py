@@ -15,8 +15,10 @@ from hetsngp.labels.transition import MISSING
 
 # Most classes that the heat map shows, those with the most wrong labels; its side in inches for each.
 MAX_CLASSES, CELL = 40, 0.42
-# Most pairs of the printed table.
-PRINTED_PAIRS = 20
+# Least end of the scale of colours: a few wrong labels do not look like many. Longest name of a class.
+LEAST_SCALE, NAME_LENGTH = 0.05, 32
+# Most pairs of the printed table, and fewest labels of one: less is 0.0 there.
+PRINTED_PAIRS, FEWEST_LABELS = 20, 0.05
 
 
 class ConfusedPair(NamedTuple):
@@ -56,10 +58,12 @@ class ClassConfusions:
         ]
 
     def __str__(self) -> str:
-        pairs = self.pairs[:PRINTED_PAIRS]
+        pairs = [pair for pair in self.pairs[:PRINTED_PAIRS] if pair.examples >= FEWEST_LABELS]
+        if not pairs:
+            return "no class is mistaken for another"
         wide = (
-            max((len(pair.true) for pair in pairs), default=4),
-            max((len(pair.given) for pair in pairs), default=5),
+            max(4, *(len(pair.true) for pair in pairs)),
+            max(5, *(len(pair.given) for pair in pairs)),
         )
         lines = [f"{'true':{wide[0]}}  {'given':{wide[1]}}  labels  share"]
         for pair in pairs:
@@ -84,17 +88,19 @@ class ClassConfusions:
             raise ImportError("heat maps need matplotlib: pip install 'hetsngp[eval]'") from error
         shown = self.most_affected()
         rates = self.rates[np.ix_(shown, shown)]
-        names = [self.class_names[k] for k in shown]
+        names = [_short(self.class_names[k]) for k in shown]
         side = CELL * len(shown) + 2.4
         figure = Figure(figsize=(side + 0.6, side), layout="constrained")
         axis = figure.subplots()
         off = np.where(np.eye(len(shown), dtype=bool), np.nan, rates)
-        drawn = axis.imshow(off, cmap="cividis", vmin=0)
+        largest = max(LEAST_SCALE, float(np.nanmax(off)))
+        drawn = axis.imshow(off, cmap="cividis", vmin=0, vmax=largest)
+        if len(shown) < len(self.class_names):
+            axis.set_title(f"the {len(shown)} of {len(self.class_names)} classes with the most wrong labels")
         axis.set(xlabel="given label", ylabel="true class (estimated)")
         plain: Any = {"parse_math": False}
         axis.set_xticks(range(len(shown)), names, rotation=90, **plain)
         axis.set_yticks(range(len(shown)), names, **plain)
-        largest = float(np.nanmax(off)) if len(shown) > 1 else 0.0
         for k, row in enumerate(rates):
             for j, rate in enumerate(row):
                 if k == j:
@@ -104,6 +110,12 @@ class ClassConfusions:
                     axis.text(j, k, f"{rate:.0%}", ha="center", va="center", fontsize=7, color=colour)
         figure.colorbar(drawn, ax=axis, shrink=0.6, label="share of the true class", format="{x:.0%}")
         replace_file(Path(path), lambda file: figure.savefig(file, dpi=130, format="png"))
+
+
+def _short(name: str) -> str:
+    """One line of a limited length."""
+    line = " ".join(name.split())
+    return line if len(line) <= NAME_LENGTH else f"{line[: NAME_LENGTH - 1]}…"
 
 
 def class_confusions(errors: LabelErrors, class_names: Sequence[str] | None = None) -> ClassConfusions:

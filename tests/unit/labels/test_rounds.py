@@ -118,13 +118,15 @@ def test_each_round_trains_on_the_targets_of_the_one_before() -> None:
 
 
 def test_later_rounds_estimate_from_the_judges_alone() -> None:
-    found, cross_fit = run(LARGE, spoil_after=99)
+    seen: list[LabelErrors] = []
+    cross_fit = LogisticFolds(LARGE[0])
+    correct_in_rounds(LARGE[2], cross_fit, on_round=lambda _, errors, __: seen.append(errors))
     judges = ~cross_fit.calls[0][1]
-    for number, probs in enumerate(cross_fit.returned[: found.round]):
-        expected = find_label_errors(LARGE[2], probs, estimate_from=judges if number else None)
-        if number == found.round - 1:
-            np.testing.assert_array_equal(found.errors.clean_probs, expected.clean_probs)
-            assert found.errors.sharpening == expected.sharpening
+    assert len(seen) >= 2
+    for errors, probs, rows in zip(seen, cross_fit.returned, (None, judges, judges), strict=False):
+        expected = find_label_errors(LARGE[2], probs, estimate_from=rows)
+        np.testing.assert_array_equal(errors.clean_probs, expected.clean_probs)
+        assert errors.sharpening == expected.sharpening
 
 
 @pytest.mark.parametrize("data", [LARGE, SMALL], ids=["judges", "all"])
