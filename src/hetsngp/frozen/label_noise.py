@@ -280,7 +280,7 @@ class _FrozenCrossFit:
             return self._by_folds(table, trained, options)
         view, x = self._precomputed(options)
         y = torch.as_tensor(table.y)
-        y = y.long() if y.dim() == 1 else y.to(x)
+        y = y.long().to(x.device) if y.dim() == 1 else y.to(x)
         weight = torch.as_tensor(table.weight / table.weight.mean()).to(x)
         trained = torch.from_numpy(np.asarray(trained))
         unique = self.table.unique
