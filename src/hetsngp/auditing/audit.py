@@ -18,7 +18,7 @@ import torch
 
 from hetsngp.auditing.choices import CORRECTED, LABEL_ERRORS
 from hetsngp.auditing.examples import Examples
-from hetsngp.auditing.page import write_page
+from hetsngp.auditing.page import check_paths, write_page
 from hetsngp.auditing.sheet import draw_suspicious
 from hetsngp.data.fingerprint import Fingerprint, compare_fingerprints
 from hetsngp.data.label_files import LABELS, LabelFile
@@ -64,6 +64,8 @@ class AuditedData:
                 f"{self.name} has one example of each class: a label is compared with other examples of its "
                 "class; add examples, at least some tens of each class"
             )
+        if self.key == "path":
+            check_paths(self.names)  # now, and not after the training
 
 
 def write_audit(

@@ -51,13 +51,13 @@ def image_features(
     known = _read_parts(folder)
     missing = {key: row for row, key in enumerate(keys) if key not in known}  # copies are run once
     rows = list(missing.values())
-    broken: dict[int, str] = {}
+    broken: set[bytes] = set()
     with ExampleProgress(
         f"features by {network.name}", -(-len(rows) // batch_size) or None, show and bool(rows)
     ) as shown:
         for begin in range(0, len(rows), PART):
             pixels, errors = _decode(images, rows[begin : begin + PART], network.size)
-            broken |= errors
+            broken |= {keys[row] for row in errors}
             part = [row for row in rows[begin : begin + PART] if row not in errors]
             if not part:
                 continue
@@ -69,10 +69,12 @@ def image_features(
             known |= dict(zip((keys[row] for row in part), h, strict=True))
             _write_part(folder, [keys[row] for row in part], h)
     if broken:
-        reasons = "; ".join(broken[row] for row in sorted(broken)[:SHOWN])
-        more = f"; and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
+        rows = [row for row, key in enumerate(keys) if key in broken]  # copies, such as empty files, too
+        _, errors = _decode(images, rows[:SHOWN], network.size)
+        reasons = "; ".join(errors.values())
+        more = f"; and {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
         raise ValueError(
-            f"{len(broken)} of {len(images)} images cannot be used: {reasons}{more}; then run the same "
+            f"{len(rows)} of {len(images)} images cannot be used: {reasons}{more}; then run the same "
             "command again: the features of the others are kept"
         )
     return torch.stack([known[key] for key in keys])

@@ -81,7 +81,7 @@ def write_page(
         if found != expected:
             raise ValueError(f"there are {found} {what} where {expected} were expected: one for each")
     if key == "path":
-        _check_paths(names)
+        check_paths(names)
     chosen = errors.order[:most]
     number = int((errors.wrong_probability[chosen] > LEAST_WRONG).sum())
     chosen = chosen[: max(number, FEWEST)]
@@ -118,7 +118,8 @@ def write_page(
 # --- the data of the cards --------------------------------------------------------------------------------
 
 
-def _check_paths(names: Sequence[str]) -> None:
+def check_paths(names: Sequence[str]) -> None:
+    """Raise unless the names tell the examples apart, and can be written into a file."""
     if len(set(names)) != len(names):
         raise ValueError(
             "names are not unique, so choices would not say which example they mean: use key='index'"

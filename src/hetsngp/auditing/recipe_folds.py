@@ -67,7 +67,7 @@ class RecipeFolds:
         return probs
 
     def _labels(self, targets: Any, trained: Any) -> LabelFile:
-        values = torch.from_numpy(np.ascontiguousarray(targets))
+        values = torch.tensor(targets)  # a copy: the given labels may be the targets, and a file has both
         values = values.long() if values.dim() == 1 else values.float()
         kept = torch.from_numpy(np.asarray(trained))
         return LabelFile(self.names, self.images.class_names, self.images.labels.cpu(), values, kept)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import shlex
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -128,6 +129,13 @@ class AuditSource:
         return AuditSource(source, source)
 
     @property
+    def note(self) -> str | None:
+        """Line that says what else the argument might mean."""
+        if self.recipe is not None or self.source not in recipe_names():
+            return None
+        return f"{self.source} is a recipe too: --recipe trains its network in folds instead"
+
+    @property
     def folder(self) -> Path:
         """Folder of the audit where none is given."""
         if self.recipe is not None:
@@ -189,11 +197,10 @@ def run_audit(
     to print; ``show``: whether to show progress, None: at a terminal.
     """
     check_packages(page=settings.page)
-    for name in ("network", "weights", "size"):
-        if source.recipe is not None and getattr(settings, name) is not None:
-            raise ValueError(
-                f"--{name} is for a frozen network, and {source.source} is a recipe: --set {name}=…"
-            )
+    if source.note is not None:
+        say(source.note)
+    if source.recipe is not None:
+        _check_recipe(source.recipe, source.source, settings)
     images, data = source.open()
     if (settings.folds or 2) > len(images):
         raise ValueError(f"{len(images)} images cannot be divided into {settings.folds} folds: choose fewer")
@@ -209,14 +216,29 @@ def run_audit(
                 say("the audit is finished, and nothing has changed since")
                 return before
         log = RoundLog(say)
-        if source.recipe is None:
-            found, how = _by_network(images, folder, settings, log, say, show)
-        else:
-            found, how = _by_recipe(source.recipe, images, data, folder, settings, log, say, show)
-        notes = [f"How: {how['how']}; round {found.round} of {len(found.losses)}."]
+        with warnings.catch_warnings():
+            # It is for probabilities of training examples. These are out of sample, and labels may be clean.
+            warnings.filterwarnings("ignore", message=".* of the labels are the most probable class of probs")
+            if source.recipe is None:
+                found, how = _by_network(images, folder, settings, log, say, show)
+            else:
+                found, how = _by_recipe(source.recipe, images, data, folder, settings, log, say, show)
+        notes = [f"How: {how['how']}; round {found.round} of {len(found.losses)} is used."]
         notes.append(f"To apply the choices: {source.command(folder)}")
         shown: dict[str, Any] = {"notes": notes, "most": settings.most, "page": settings.page}
         return write_audit(folder, data, found, {**about, **how, "rounds": log.rounds}, **shown)
+
+
+def _check_recipe(recipe: Recipe, source: str, settings: AuditSettings) -> None:
+    for name in ("network", "weights", "size"):
+        if getattr(settings, name) is not None:
+            raise ValueError(f"--{name} is for a frozen network, and {source} is a recipe: leave it out")
+    for name in ("labels", "fold"):
+        if getattr(recipe.task, name) is not None:
+            raise ValueError(f"{name} is set by the audit: leave it out of the recipe, --set {name}=none")
+    devices, nodes = recipe.hardware.started()
+    if nodes > 1 or devices not in (1, "auto"):
+        raise ValueError("an audit trains on one device: start one process, with --set hardware.devices=1")
 
 
 def _by_network(
@@ -243,7 +265,8 @@ def _by_network(
     readout = nn.Linear(h.shape[1], images.num_classes)
     model = convert(readout, METHOD, h[:2], freeze=True, normalization=normalization)  # type: ignore[arg-type]
     features = FeatureSet(h, images.labels.cpu())
-    common: Any = {"folds": settings.folds, "seed": settings.seed, "progress": False, "on_round": log}
+    common: Any = {"folds": settings.folds, "seed": settings.seed, "on_round": log}
+    common["progress"] = visible and at_a_terminal()  # elsewhere it is a line for each of many iterations
     found = correct_labels(model.to(device), features, rounds=settings.rounds, **common)
     how = f"{METHOD} on frozen features of {network.name}, {network.size} pixels, {found.how}"
     about = {"method": METHOD, "network": network.name, "size": network.size, "amplitude": found.amplitude}
@@ -261,12 +284,6 @@ def _by_recipe(
     show: bool | None,
 ) -> tuple[Correction, dict[str, Any]]:
     """Correction by the folds of a recipe, and how it was made."""
-    for name in ("labels", "fold"):
-        if getattr(recipe.task, name) is not None:
-            raise ValueError(f"{name} is set by the audit: leave it out of the recipe, --set {name}=none")
-    devices, nodes = recipe.hardware.started()
-    if nodes > 1 or devices not in (1, "auto"):
-        raise ValueError("an audit trains on one device: start one process, with --set hardware.devices=1")
     chosen, note = replace(recipe, hardware=replace(recipe.hardware, devices=1)).on_this_machine()
     if note:
         say(note)

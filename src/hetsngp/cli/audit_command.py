@@ -64,7 +64,10 @@ def add(app: Any) -> None:
         weights: Annotated[
             Path | None,
             typer.Option(
-                metavar="FILE", help="Weights of the frozen network, a .safetensors file.", dir_okay=False
+                metavar="FILE",
+                help="Weights of the frozen network, a .safetensors file.",
+                exists=True,
+                dir_okay=False,
             ),
         ] = None,
         size: Annotated[

@@ -1,0 +1,450 @@
+"""``hetsngp audit`` from images on disk to corrected labels that a training reads."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.unit.cli.test_cli import SMALL, invoke, refused
+from tests.unit.small_sets import write_image
+
+from hetsngp.auditing import image_features
+from hetsngp.auditing.pretrained import PACKAGE
+from hetsngp.auditing.run_audit import AuditSource
+from hetsngp.data.label_files import read_labels
+from hetsngp.training.images import finished
+
+timm = pytest.importorskip("timm", reason="pip install 'hetsngp[vision]'")
+datasets = pytest.importorskip("sklearn.datasets", reason="pip install 'hetsngp[sklearn]'")
+pytest.importorskip("lightning", reason="pip install 'hetsngp[train]'")
+
+SRC = Path(__file__).parents[2] / "src"
+CHROMIUM = shutil.which("chromium")
+NETWORK, CLASSES = "test_resnet", ("four", "one", "zero")
+FILES = {
+    *("audit.json", "label_errors.csv", "labels.safetensors", "review.html"),
+    *("suspicious.png", "confusions.csv", "confusions.png"),
+}
+COUNT, SHARE = 240, 0.12
+
+
+def rows(file: Path) -> list[dict[str, str]]:
+    with open(file, encoding="utf-8", newline="") as handle:
+        return list(csv.DictReader(handle))
+
+
+def content_of(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "audit.json").read_text())
+    return content
+
+
+def snapshot(folder: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Digits in folders by given label, an eighth of them in a wrong one, with the true class in the name;
+    a network without training, whose features do for digits; and a recipe.
+    """
+    home = tmp_path_factory.mktemp("home")
+    digits, rng = datasets.load_digits(), np.random.default_rng(0)
+    chosen = np.flatnonzero(np.isin(digits.target, (0, 1, 4)))[:COUNT]
+    for number, row in enumerate(chosen):
+        true = {4: 0, 1: 1, 0: 2}[int(digits.target[row])]
+        given = (true + 1) % 3 if rng.random() < SHARE else true
+        pixels = np.repeat((digits.images[row] * 15.9).astype(np.uint8)[..., None], 3, axis=2)
+        write_image(home / "photos" / CLASSES[given] / f"{number:03d}-{CLASSES[true]}.png", pixels)
+    torch.manual_seed(0)
+    save_file(dict(timm.create_model(NETWORK, num_classes=5).state_dict()), home / "net.safetensors")
+    (home / "small.toml").write_text(f"data = '{home / 'photos'}'\nsize = 8\nworkers = 0\n{SMALL}")
+    return home
+
+
+def frozen(home: Path) -> list[Any]:
+    """Arguments for the small network."""
+    return ["--network", NETWORK, "--weights", home / "net.safetensors", "--size", "32"]
+
+
+def wrong(line: dict[str, str]) -> bool:
+    return Path(line["path"]).stem.partition("-")[2] != line["given_label"]
+
+
+@pytest.fixture(scope="module")
+def audited(home: Path) -> tuple[Path, str]:
+    """Folder of an audit by a process of its own, and what that printed."""
+    out = home / "audit"
+    env = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
+    words = ["audit", "photos", "--out", "audit", "--rounds", "2", *map(str, frozen(home))]
+    before = snapshot(home / "photos")
+    done = subprocess.run(
+        [sys.executable, "-m", "hetsngp", *words], cwd=home, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert snapshot(home / "photos") == before
+    return out, done.stdout
+
+
+@pytest.fixture
+def copy(audited: tuple[Path, str], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(audited[0], tmp_path / "audit"))
+
+
+# --- data -------------------------------------------------------------------------------------------------
+
+
+def test_most_wrong_labels_are_found(home: Path, audited: tuple[Path, str]) -> None:
+    out, printed = audited
+    assert {file.name for file in out.iterdir()} == FILES | {"features"}
+    lines = rows(out / "label_errors.csv")
+    assert len(lines) == COUNT
+    planted = sum(map(wrong, lines))
+    flagged = [line for line in lines if line["is_label_issue"] == "True"]
+    found = [line for line in flagged if wrong(line)]
+    assert planted > 20
+    assert len(found) >= 0.9 * planted
+    assert len(found) >= 0.8 * len(flagged)
+    by_path = Path(found[0]["path"]).stem.partition("-")[2]
+    assert found[0]["predicted_label"] == by_path
+    content = content_of(out)
+    low, high = content["expected_wrong_interval"]
+    assert 0.7 * planted < content["expected_wrong"] < 1.3 * planted
+    assert low < planted < high
+    assert content["how"] == "sngp on frozen features of test_resnet, 32 pixels, leave-one-out"
+    assert set(content["seconds"]) == {"features", "rounds", "files"}
+    # four was given to zeros, one to fours, zero to ones.
+    pairs = {(row["true"], row["given"]) for row in rows(out / "confusions.csv")[:3]}
+    assert pairs == {("zero", "four"), ("four", "one"), ("one", "zero")}
+    assert "next: open audit/review.html" in printed
+    assert "hetsngp audit photos --apply choices.csv --out audit" in printed
+    assert "hetsngp train images --set data=photos --set labels=audit" in printed
+
+
+def test_the_same_command_again_changes_nothing(home: Path, audited: tuple[Path, str]) -> None:
+    before = snapshot(audited[0])
+    done = invoke("audit", home / "photos", "--out", audited[0], "--rounds", "2", *frozen(home))
+    assert done.exit_code == 0, done.output
+    assert "the audit is finished" in done.output
+    assert snapshot(audited[0]) == before
+
+
+def test_other_settings_use_the_features_again(home: Path, copy: Path) -> None:
+    parts = {file: file.stat().st_mtime_ns for file in copy.rglob("features/*/*")}
+    done = invoke("audit", home / "photos", "--out", copy, "--rounds", 1, "--no-page", *frozen(home))
+    assert done.exit_code == 0, done.output
+    assert parts == {file: file.stat().st_mtime_ns for file in copy.rglob("features/*/*")}
+    assert not (copy / "review.html").exists()
+    assert "review.html" not in done.output
+    assert len(content_of(copy)["rounds"]) == 1
+
+
+def test_choices_are_applied_and_trained_on(home: Path, copy: Path, tmp_path: Path) -> None:
+    """From the page's CSV file to a training that reads soft targets, a changed label and a dropped one."""
+    lines = rows(copy / "label_errors.csv")
+    chosen = [line["path"] for line in lines[:3]]
+    other = next(
+        name for name in CLASSES if name not in (lines[1]["given_label"], lines[1]["predicted_label"])
+    )
+    decisions = (("keep", ""), ("change", other), ("drop", ""))
+    text = "path,given_label,decision,new_label\n"
+    for line, (decision, new) in zip(lines, decisions, strict=False):
+        text += f"{line['path']},{line['given_label']},{decision},{new}\n"
+    (tmp_path / "choices.csv").write_text(text)
+    photos, before = home / "photos", snapshot(home / "photos")
+    done = invoke("audit", photos, "--apply", tmp_path / "choices.csv", "--out", copy)
+    assert done.exit_code == 0, done.output
+    assert "3 choices: 1 kept, 1 changed, 1 dropped" in done.output
+    labels = read_labels(copy)
+    row = {name: number for number, name in enumerate(labels.names)}
+    assert labels.targets[row[chosen[0]]].max() == 1
+    assert labels.class_names[int(labels.labels[row[chosen[0]]])] == lines[0]["given_label"]
+    assert labels.class_names[int(labels.labels[row[chosen[1]]])] == other
+    assert [name for name, kept in zip(labels.names, labels.is_kept, strict=True) if not kept] == [chosen[2]]
+    run = tmp_path / "run"
+    done = invoke("train", home / "small.toml", "--set", f"labels={copy}", "--out", run)
+    assert done.exit_code == 0, done.output
+    summary = finished(run)
+    assert summary is not None
+    changed = int((labels.changed & labels.is_kept).sum())
+    assert summary["labels"] == {"path": str(copy), "dropped": 1, "changed": changed}
+    assert changed > 20
+    assert snapshot(photos) == before
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: install chromium")
+def test_the_page_of_the_command_in_a_browser(home: Path, copy: Path, tmp_path: Path) -> None:
+    """Decide there, download, and apply the file as it is."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+    with playwright.sync_playwright() as play:
+        browser = play.chromium.launch(
+            executable_path=CHROMIUM,
+            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
+        )
+        page = browser.new_page(viewport={"width": 1400, "height": 900})
+        messages: list[str] = []
+        page.on("console", lambda message: messages.append(message.text))
+        page.goto((copy / "review.html").as_uri())
+        cards = page.locator(".card")
+        assert cards.count() == content_of(copy)["flagged"]
+        picture = page.locator(".card img").first
+        assert picture.evaluate("image => image.complete && image.naturalWidth") == 8
+        first, second = page.locator(".card .name").all_inner_texts()[:2]
+        page.keyboard.press("j")
+        page.keyboard.press("y")
+        page.keyboard.press("d")
+        with page.expect_download() as waiting:
+            page.get_by_role("button", name="Download choices.csv").click()
+        waiting.value.save_as(tmp_path / "choices.csv")
+        page.screenshot(path=tmp_path / "page.png")
+        browser.close()
+    assert messages == []
+    decided = {row["path"]: row["decision"] for row in rows(tmp_path / "choices.csv")}
+    assert decided == {first: "change", second: "drop"}
+    done = invoke("audit", home / "photos", "--apply", tmp_path / "choices.csv", "--out", copy)
+    assert "0 kept, 1 changed, 1 dropped" in done.output, done.output
+
+
+def test_arrays_are_audited_by_index(home: Path, tmp_path: Path) -> None:
+    from hetsngp.data.sources import open_set
+
+    images = open_set(home / "photos", "train").load(8)
+    pixels, labels = images.images[:, :1].permute(0, 2, 3, 1).numpy(), images.labels.numpy()
+    np.savez(tmp_path / "grey.npz", x_train=pixels, y_train=labels, class_names=np.array(images.class_names))
+    done = invoke("audit", tmp_path / "grey.npz", "--out", tmp_path / "a", "--rounds", 1, *frozen(home))
+    assert done.exit_code == 0, done.output
+    lines = rows(tmp_path / "a" / "label_errors.csv")
+    assert sorted(int(line["index"]) for line in lines) == list(range(COUNT))
+    planted = {
+        str(i)
+        for i, file in enumerate(open_set(home / "photos", "train").files)
+        if file.stem.partition("-")[2] != file.parent.name
+    }
+    found = {line["index"] for line in lines if line["is_label_issue"] == "True"}
+    assert len(found & planted) >= 0.9 * len(planted)
+    assert "--set size=none" in done.output
+
+
+def test_labels_that_are_all_correct_warn_of_nothing(tmp_path: Path, home: Path) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(120):
+        level = (40, 200)[number % 2]
+        pixels = np.clip(rng.normal(level, 5, (8, 8, 3)), 0, 255).astype(np.uint8)
+        write_image(tmp_path / "photos" / ("dark", "light")[number % 2] / f"{number}.png", pixels)
+    words = ["audit", tmp_path / "photos", "--out", tmp_path / "a", "--rounds", 1, *frozen(home)]
+    done = invoke(*words)
+    assert done.exit_code == 0, done.output
+    assert "warning" not in done.output
+    assert content_of(tmp_path / "a")["flagged"] == 0
+
+
+@pytest.mark.slow
+def test_a_killed_audit_goes_on(home: Path, audited: tuple[Path, str], tmp_path: Path) -> None:
+    """Ctrl-C among the features says how to go on; the same command ends with the files of another run."""
+    out = tmp_path / "audit"
+    code = (
+        "import sys, time\n"
+        "from hetsngp.auditing import image_features\n"
+        "from hetsngp.auditing.pretrained import PretrainedNetwork\n"
+        "image_features.PART = 16\n"
+        "features = PretrainedNetwork.features\n"
+        "PretrainedNetwork.features = lambda *given: (time.sleep(0.3), features(*given))[1]\n"
+        "sys.argv[0] = 'hetsngp'\n"
+        "from hetsngp.cli import main\n"
+        "main()\n"
+    )
+    words = ["audit", str(home / "photos"), "--out", str(out), "--rounds", "2", *map(str, frozen(home))]
+    env = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
+    )
+    try:
+        until = time.monotonic() + 60
+        while len(list(out.rglob("features/*/*.safetensors"))) < 3:
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, output
+    assert "run the same command again to resume" in output
+    assert "Traceback" not in output
+    kept = {file: file.stat().st_mtime_ns for file in out.rglob("features/*/*.safetensors")}
+    assert 3 <= len(kept) < COUNT / 16
+    assert not (out / "audit.json").exists()
+    done = invoke(*words)
+    assert done.exit_code == 0, done.output
+    assert kept == {file: file.stat().st_mtime_ns for file in kept}
+    assert (out / "label_errors.csv").read_text() == (audited[0] / "label_errors.csv").read_text()
+
+
+# --- recipes ----------------------------------------------------------------------------------------------
+
+
+def test_a_recipe_is_audited_in_folds(home: Path, tmp_path: Path) -> None:
+    out = tmp_path / "audit"
+    words = ["audit", home / "small.toml", "--set", "schedule.epochs=8", "--set", "method=sngp"]
+    words += ["--folds", 2, "--rounds", 2, "--out", out]
+    done = invoke(*words)
+    assert done.exit_code == 0, done.output
+    assert {file.name for file in out.iterdir()} == FILES | {"folds"}
+    assert {folder.name for folder in (out / "folds").iterdir()} == {"round-1", "round-2"}
+    for number in (1, 2):
+        summary = finished(out / "folds" / "round-2" / f"fold-{number}")
+        assert summary is not None
+        assert summary["recipe"]["task"]["labels"] == str(out / "folds" / "round-2")
+    lines = rows(out / "label_errors.csv")
+    planted = sum(map(wrong, lines))
+    # Half of the digits train a small network for eight epochs: it ranks wrong labels far above chance.
+    assert sum(map(wrong, lines[:planted])) > 3 * planted * planted / COUNT
+    content = content_of(out)
+    assert content["how"] == "recipe small (sngp, wrn-10-1) in 2 folds"
+    assert "hetsngp train" in done.output
+    assert f"--set labels={out}" in done.output
+    runs = {file: file.stat().st_mtime_ns for file in (out / "folds").rglob("*") if file.is_file()}
+    again = invoke(*words, "--most", 5)  # written anew, from the runs that are there
+    assert again.exit_code == 0, again.output
+    assert "epoch 1/" not in again.output
+    models = [file for file in runs if "model" in file.parts or file.suffix == ".csv"]
+    assert len(models) > 4
+    assert all(file.stat().st_mtime_ns == runs[file] for file in models)
+    assert rows(out / "label_errors.csv") == lines
+
+
+@pytest.mark.slow
+def test_a_killed_audit_of_a_recipe_goes_on(home: Path, tmp_path: Path) -> None:
+    out = tmp_path / "audit"
+    words = ["audit", str(home / "small.toml"), "--set", "schedule.epochs=8", "--folds", "2"]
+    words += ["--rounds", "1", "--out", str(out)]
+    env = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hetsngp", *words],
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        until = time.monotonic() + 120
+        while not (out / "folds/round-1/fold-2/metrics.csv").exists():  # within the second run
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.wait()
+    first = out / "folds/round-1/fold-1"
+    before = {file: file.stat().st_mtime_ns for file in first.rglob("*.safetensors")}
+    done = invoke(*words)
+    assert done.exit_code == 0, done.output
+    assert before == {file: file.stat().st_mtime_ns for file in before}
+    whole = tmp_path / "whole"
+    done = invoke(*words[:-1], whole)
+    assert done.exit_code == 0, done.output
+    assert (out / "label_errors.csv").read_text() == (whole / "label_errors.csv").read_text()
+
+
+# --- what is refused --------------------------------------------------------------------------------------
+
+
+def test_mistakes_are_named_with_what_to_do(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    photos, recipe = home / "photos", home / "small.toml"
+    (tmp_path / "choices.csv").write_text("path,given_label,decision,new_label\n")
+    cases: list[tuple[list[Any], str]] = [
+        (["phots"], "there is no data set, folder, .npz file or recipe 'phots'"),
+        (["cifr10"], "did you mean 'cifar10'?"),
+        ([photos, "--set", "seed=1"], "--set changes a recipe"),
+        ([photos, "--folds", COUNT + 1], f"{COUNT} images cannot be divided into {COUNT + 1} folds"),
+        ([photos, "--folds", 1], "--folds"),
+        ([photos, "--weights", "nothing"], "--weights"),
+        ([photos, "--apply", "nothing.csv"], "--apply"),
+        ([photos, "--apply", "choices.csv"], "audits/photos has no finished audit: make one first"),
+        ([photos / "one"], "have one class"),
+        ([recipe, "--network", "resnet18"], "--network is for a frozen network"),
+        ([recipe, "--set", "fold=1/2"], "fold is set by the audit"),
+        ([recipe, "--set", "labels=audit"], "labels is set by the audit"),
+        ([recipe, "--set", "hardware.devices=2"], "one device"),
+        ([recipe, "--set", "schedule.epoch=2"], "did you mean 'schedule.epochs'?"),
+    ]
+    for words, message in cases:
+        refused(invoke("audit", *words), message)
+    assert {path.name for path in tmp_path.iterdir()} == {"choices.csv"}
+
+
+def test_multi_label_images_have_no_single_wrong_label(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hetsngp.auditing import run_audit
+    from hetsngp.data.images.multi_label import MultiLabelFiles
+
+    files = MultiLabelFiles.__new__(MultiLabelFiles)
+    monkeypatch.setattr(run_audit, "open_set", lambda spec, split: files)
+    with pytest.raises(ValueError, match="an audit is for images with one label each"):
+        AuditSource("imagenet21k", "imagenet21k").open()
+
+
+def test_an_audit_of_other_data_is_not_overwritten(home: Path, copy: Path, tmp_path: Path) -> None:
+    photos = Path(shutil.copytree(home / "photos", tmp_path / "photos"))
+    (tmp_path / "choices.csv").write_text("path,given_label,decision,new_label\n")
+    moved = next((photos / "one").iterdir())
+    moved.rename(photos / "zero" / moved.name)
+    before = snapshot(copy)
+    for words in (["--rounds", 2, *frozen(home)], ["--apply", tmp_path / "choices.csv"]):
+        refused(invoke("audit", photos, "--out", copy, *words), "holds an audit of other data")
+    assert snapshot(copy) == before
+    (copy / "audit.json").unlink()  # as the error says; the features are those of before
+    done = invoke("audit", photos, "--out", copy, "--rounds", 1, *frozen(home))
+    assert done.exit_code == 0, done.output
+    assert Counter(line["given_label"] for line in rows(copy / "label_errors.csv"))["zero"] == len(
+        list((photos / "zero").iterdir())
+    )
+
+
+def test_files_that_are_no_images_are_all_named(home: Path, tmp_path: Path) -> None:
+    photos = Path(shutil.copytree(home / "photos", tmp_path / "photos"))
+    for name in ("zero/bad1.png", "one/bad2.png"):
+        (photos / name).write_bytes(b"")
+    done = invoke("audit", photos, "--out", tmp_path / "a", *frozen(home))
+    refused(done, "bad1.png")
+    refused(done, "bad2.png")
+    refused(done, f"2 of {COUNT + 2} images cannot be used")
+
+
+def test_a_name_of_data_and_of_a_recipe_is_data_unless_it_is_said() -> None:
+    assert AuditSource.find("cifar10").recipe is None
+    assert AuditSource.find("cifar10").note is not None
+    recipe = AuditSource.find("cifar10", ["seed=1"], recipe=True)
+    assert recipe.recipe is not None
+    assert recipe.note is None
+    assert "--recipe --apply" in recipe.command(Path("a"))
+    assert "--set seed=1" in recipe.command(Path("a"))
+    assert AuditSource.find("cifar10-cpu").recipe is not None
+    assert AuditSource.find("cifar10n:worse").folder == Path("audits/cifar10n-worse")
+    assert AuditSource.find("cifar100/hetsngp").folder == Path("audits/cifar100-hetsngp")
+
+
+def test_the_default_network_is_the_one_whose_weights_are_there(tmp_path: Path, home: Path) -> None:
+    pytest.importorskip(PACKAGE, reason="pip install 'hetsngp[weights]'")
+    done = invoke("audit", home / "photos", "--out", tmp_path, "--rounds", 1, "--size", 32, "--no-page")
+    assert done.exit_code == 0, done.output
+    assert content_of(tmp_path)["network"] == "efficientnet-lite0"
+    assert image_features.PART > 1
