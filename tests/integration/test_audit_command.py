@@ -396,7 +396,7 @@ def test_multi_label_images_have_no_single_wrong_label(
     from hetsngp.auditing import run_audit
     from hetsngp.data.images.multi_label import MultiLabelFiles
 
-    files = MultiLabelFiles.__new__(MultiLabelFiles)
+    files = MultiLabelFiles.of(tmp_path, ["a.jpg", "b.jpg"], [[0], [0, 1]], CLASSES)
     monkeypatch.setattr(run_audit, "open_set", lambda spec, split: files)
     with pytest.raises(ValueError, match="an audit is for images with one label each"):
         AuditSource("imagenet21k", "imagenet21k").open()

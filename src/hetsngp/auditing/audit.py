@@ -29,6 +29,8 @@ from hetsngp.serving.text_tables import printable
 AUDIT, PAGE, SHEET = "audit.json", "review.html", "suspicious.png"
 CONFUSIONS, CONFUSION_MAP = "confusions.csv", "confusions.png"
 FORMAT, VERSION = "hetsngp audit", 1
+KEYS = {"expected_wrong", "expected_wrong_interval", "flagged", "examples", "round", "classes", "fingerprint"}
+"""Some keys of ``audit.json``, without which it cannot be read."""
 LEAST_LABELS = 0.1
 """Expected number of labels from which a pair of classes is listed in ``confusions.csv``."""
 MOST_LISTED = 5
@@ -132,7 +134,7 @@ def read_audit(folder: Path) -> dict[str, Any] | None:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is no JSON ({error}): remove it and repeat the audit") from error
     known = isinstance(content, dict) and (content.get("format"), content.get("version")) == (FORMAT, VERSION)
-    if not known or not has_checksum(content):
+    if not known or not content.keys() >= KEYS or not has_checksum(content):
         raise ValueError(f"{file} is damaged, or of another version: remove it and repeat the audit")
     return dict(content)
 

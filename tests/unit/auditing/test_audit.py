@@ -24,6 +24,7 @@ from hetsngp.auditing.examples import ImageExamples, TextExamples
 from hetsngp.data.fingerprint import fingerprint_data
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.label_files import LabelFile
+from hetsngp.files import with_checksum
 from hetsngp.labels import Correction, correct_in_rounds, find_label_errors
 
 CLASSES = ("bad, awful", "good", "neutral")
@@ -176,7 +177,9 @@ def test_audits_of_other_data_are_told_apart(tmp_path: Path) -> None:
 def test_a_damaged_record_is_an_error(tmp_path: Path) -> None:
     data, found = make_texts()
     content = write_audit(tmp_path, data, found, {})
-    for text in ("{", "[]", json.dumps({**content, "examples": 3}), json.dumps({**content, "version": 2})):
+    without = with_checksum({name: value for name, value in content.items() if name != "classes"})
+    changed = ({**content, "examples": 3}, {**content, "version": 2}, without)
+    for text in ("{", "[]", *map(json.dumps, changed)):
         (tmp_path / AUDIT).write_text(text)
         with pytest.raises(ValueError, match="remove it and repeat the audit"):
             read_audit(tmp_path)
