@@ -80,12 +80,14 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
             folds decide for how many epochs to train the final one on all examples, and calibrate it. With
             fewer than 20 examples, or a share of 0, nothing is held out: all epochs are run and the model is
             not calibrated (``report_.held_out`` is 0).
-        class_weight: None, "balanced", or a dict from label to weight; multiplies ``sample_weight``. Of
-            corrected labels it is the weight of the given one.
+        class_weight: None, "balanced", or a dict from label to weight; multiplies ``sample_weight``. Where
+            labels are corrected it counts by the true class, and for the final model only.
         label_noise: None: train on y as given. "correct": some labels are wrong. In up to three rounds models
             of five folds predict each example without having seen it, P(true label | x, given label) is made
             of that (:func:`hetsngp.find_label_errors`), and these are the targets of the next round, and of
-            the model in the end. Takes two to four times as long. See :meth:`predict_proba`.
+            the model in the end. Takes two to four times as long. See :meth:`predict_proba`. To balance
+            classes give ``class_weight``: ``sample_weight`` is how often an example was seen, and would make
+            the labels of a class with small weights look wrong.
         mixup: α of mixup, 0 for none; training mixes each batch with a permutation of itself
             (:func:`hetsngp.fitting.mixup.mixed_batch`), which is one way not to learn wrong labels by heart.
         device: Device to train and predict on, e.g. "cuda"; None: the CPU, which is faster for small tables.
@@ -202,6 +204,8 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
             found = data.cross_fit(bool(self.verbose)).correct()
             correction = correction_of_examples(found, data.rows, data.codes)
             table = replace(table, y=found.errors.clean_probs, label=table.y)
+        if self.class_weight is not None:
+            table = table.with_class_weights(data.by_class)
         pairs = split(table, self.validation_fraction, data.seeds[0])
         one_part = len(pairs) == 1
         mean, scale = (pairs[0][0] if one_part else table).moments()
@@ -259,7 +263,8 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         classes, codes = np.unique(y, return_inverse=True)
-        weight = example_weights(sample_weight, self.class_weight, X, classes, codes)
+        weight = example_weights(sample_weight, X)
+        by_class = class_weights(self.class_weight, classes, codes, weight)
         # One seed each for the split, the initial weights, the order of batches, the integration points, and
         # the folds that find wrong labels.
         seeds = check_random_state(self.random_state).randint(np.iinfo(np.int32).max, size=5).tolist()
@@ -272,7 +277,7 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
             (seeds[2], seeds[3]),
             mixup=float(self.mixup),
         )
-        return _TrainingData(classes, codes, table, rows, trainer, seeds)
+        return _TrainingData(classes, codes, by_class, table, rows, trainer, seeds)
 
     def _schedule(self) -> Schedule:
         return Schedule(
@@ -372,8 +377,10 @@ class _TrainingData:
     """Labels (K,), sorted."""
     codes: Any
     """Class number of each example: (n,)."""
+    by_class: Any
+    """Weight of each class: (K,)."""
     table: TrainingTable
-    """Different examples of positive weight, not yet standardised."""
+    """Different examples of positive weight, without the weights of classes and not yet standardised."""
     rows: Any
     """Row of each example in the table, −1 for none: (n,)."""
     trainer: TableTrainer
@@ -392,24 +399,28 @@ def _certain(num_examples: int) -> Prediction:
     return Prediction(**values | {"num_points": np.zeros(num_examples, dtype=np.int64)})
 
 
-def example_weights(sample_weight: Any, class_weight: Any, X: Any, classes: Any, codes: Any) -> Any:
-    """Weights (n,) of the examples X (n, d); ``codes`` (n,) are indices of their labels in ``classes``."""
+def example_weights(sample_weight: Any, X: Any) -> Any:
+    """Weights (n,) of the examples X (n, d)."""
     weight = _check_sample_weight(sample_weight, X, dtype=np.float64)
     if (weight < 0).any():
         raise ValueError("Negative values in sample_weight: give 0 to an example that must not count")
     if not (weight > 0).any():
         raise ValueError("every sample_weight is zero: give some examples a positive weight")
+    return weight
+
+
+def class_weights(class_weight: Any, classes: Any, codes: Any, weight: Any) -> Any:
+    """Weights (K,) of ``classes``, of examples with class numbers ``codes`` (n,) and ``weight`` (n,)."""
     if class_weight is None:
-        return weight
+        return np.ones(len(classes))
     if isinstance(class_weight, str):
         check_choice("class_weight", class_weight, ["balanced"])
         totals = np.bincount(codes, weights=weight)  # by weight, as if repeated
         present = np.count_nonzero(totals)
-        return weight * (weight.sum() / (present * np.where(totals > 0, totals, 1.0)))[codes]
+        return weight.sum() / (present * np.where(totals > 0, totals, 1.0))
     by_class = compute_class_weight(class_weight, classes=classes, y=classes[codes])
     if not (np.isfinite(by_class) & (by_class >= 0)).all():
         raise ValueError(f"class_weight must be finite and not negative, got {class_weight!r}")
-    weight = weight * by_class[codes]
-    if not (weight > 0).any():
+    if not (weight * by_class[codes] > 0).any():
         raise ValueError(f"class_weight={class_weight!r} leaves no example a positive weight")
-    return weight
+    return by_class

@@ -81,6 +81,20 @@ class TrainingTable:
             return self.weight @ self.y
         return np.bincount(self.y, weights=self.weight, minlength=num_classes)
 
+    def with_class_weights(self, by_class: Any) -> TrainingTable:
+        """Multiply the weights by those of the classes ``by_class`` (K,), and drop examples of weight zero.
+
+        Of soft targets q the loss −Σ_k w_k q_k log p_k has the weight Σ_k w_k q_k and the targets w_k q_k by
+        that sum.
+        """
+        if self.y.ndim == 1:
+            y, factor = self.y, by_class[self.y]
+        else:
+            y = self.y * by_class
+            factor = y.sum(1)
+            y = y / np.where(factor > 0, factor, 1.0)[:, None]
+        return replace(self, y=y, weight=self.weight * factor).rows(factor > 0)
+
     @property
     def strata(self) -> Any:
         """Strata of a split (n,): the class; one stratum for multi-hot labels."""
