@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import features as sets
 import numpy as np
 import study
 from cleanlab.filter import find_label_issues
@@ -106,10 +107,9 @@ def compare(given: np.ndarray, true: np.ndarray, probs: np.ndarray) -> dict[str,
     return {"hetsngp": ours(given, true, probs), "cleanlab": cleanlab(given, true, probs)}
 
 
-def measure(out: Path, results: Path, labels: str, seed: int) -> dict[str, Any]:
+def measure(results: Path, labels: str, seed: int) -> dict[str, Any]:
     about = json.loads((results / f"probs-{labels}-{seed}.json").read_text())
-    data, true = study.load(out, labels, seed, None)
-    given, true = data.y.numpy(), true.numpy()
+    given, true = sets.given_labels(labels).numpy(), sets.true_labels(labels).numpy()
     with np.load(results / f"probs-{labels}-{seed}.npz") as file:
         arrays = {name: file[name] for name in file.files}
     found: dict[str, Any] = {"device": about["device"], "commit": about.get("commit"), **about["result"]}
@@ -130,7 +130,7 @@ def measure(out: Path, results: Path, labels: str, seed: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("out/label_noise"), help="folder of the features")
+    parser.add_argument("--out", type=Path, default=Path("out/label_noise"), help="folder that study.py had")
     parser.add_argument("--results", type=Path, help="where study.py wrote; default: OUT/results")
     parser.add_argument("--write", type=Path, default=Path(__file__).parent / "detect.json")
     args = parser.parse_args()
@@ -138,7 +138,7 @@ def main() -> None:
     for labels in study.LABELS:
         for seed in study.SEEDS:
             if (results / f"probs-{labels}-{seed}.json").is_file():
-                found[f"{labels}-{seed}"] = one = measure(args.out, results, labels, seed)
+                found[f"{labels}-{seed}"] = one = measure(results, labels, seed)
                 for name in ("linear", "gp"):
                     peer = one[name]["cleanlab"]
                     print(

@@ -103,6 +103,11 @@ def given_labels(name: str) -> torch.Tensor:
     return cifar100_rows()[1] if name == "cifar100" else load_cifar10n()[name]
 
 
+def true_labels(name: str) -> torch.Tensor:
+    """The labels of the data set itself, in the same order."""
+    return cifar100_rows()[2] if name == "cifar100" else load_cifar10n()["clean"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/label_noise"), help="folder of the features")

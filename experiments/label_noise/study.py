@@ -5,6 +5,7 @@
     python experiments/label_noise/study.py probs --out out/label_noise     # out-of-sample probabilities
     python experiments/label_noise/study.py heads --out out/label_noise     # trained directly, and corrected
     python experiments/label_noise/study.py folds --out out/label_noise     # leave-one-out against real folds
+    python experiments/label_noise/study.py uncertainty --out out/label_noise   # against people's votes
     python experiments/label_noise/detect.py --out out/label_noise        # wrong labels, beside cleanlab
 
 A result is a file for each set of labels and seed, which a second call does not make again; ``--only worse
@@ -45,6 +46,13 @@ SEEDS = (0, 1, 2)
 IMAGES = 10_000
 METHODS: tuple[MethodName, ...] = ("deterministic", "heteroscedastic", "sngp", "hetsngp")
 GPS = ("sngp", "hetsngp")
+UNCERTAINTIES = (
+    "total_uncertainty",
+    "data_uncertainty",
+    "model_uncertainty",
+    "latent_variance",
+    "ood_score",
+)
 
 
 def load(folder: Path, labels: str, seed: int, count: int | None) -> tuple[FeatureSet, Tensor]:
@@ -170,6 +178,49 @@ def measure(model: hetsngp.Classifier, test: FeatureSet, votes: Tensor) -> dict[
     return out
 
 
+def uncertainty(
+    folder: Path, labels: str, seed: int, device: torch.device
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Every uncertainty of each test image, against the entropy of people's votes."""
+    data, _ = load(folder, labels, seed, IMAGES)
+    test = FeatureSet.load(folder / "cifar10-test.safetensors")
+    model, results, arrays = model_for(data, 10, device), {}, {}
+    found = hetsngp.correct_labels(model, data, method="sngp", seed=seed, progress=False)
+    chosen = hetsngp.out_of_sample_probs(model, data, method="sngp", seed=seed, progress=False).amplitude
+    assert found.features is not None
+    ways: dict[str, tuple[FeatureSet, dict[str, Any]]] = {
+        "deterministic, direct": (data, {"method": "deterministic"}),
+        "hetsngp, direct": (data, {"method": "hetsngp", "amplitude": chosen}),
+        "hetsngp, corrected": (found.features, {"method": "hetsngp", "amplitude": found.amplitude}),
+    }
+    for name, (train, options) in ways.items():
+        hetsngp.fit_head(model, train, seed=seed, progress=False, **options)
+        view = model.on_features()
+        parts = [view.predict(h.float().to(device)) for h in test.h.split(1000)]
+        prediction = hetsngp.Prediction.cat(parts).numpy()
+        own = {key: np.asarray(getattr(prediction, key), dtype=np.float32) for key in UNCERTAINTIES}
+        results[name] = against_people(own)
+        arrays |= {f"{name}: {key}": value for key, value in own.items()}
+        arrays |= {f"{name}: {key}": getattr(prediction, key) for key in ("probs", "clean_probs")}
+        print(labels, seed, name, results[name], flush=True)
+    return results, arrays
+
+
+def against_people(values: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Spearman correlation with the entropy of people's votes, also where the other kind is held fixed."""
+    votes = load_cifar10h().double()
+    people = votes / votes.sum(1, keepdim=True)
+    entropy = -(people * people.clamp_min(1e-12).log()).sum(1).numpy()
+    out: dict[str, Any] = {name: spearman(value, entropy) for name, value in values.items()}
+    for one, other in itertools.permutations(("data_uncertainty", "model_uncertainty")):
+        a, b = values[one], values[other]
+        if a.std() > 0 and b.std() > 0:
+            r, with_other, between = out[one], out[other], spearman(a, b)
+            rest = ((1 - with_other**2) * (1 - between**2)) ** 0.5
+            out[f"{one} given {other}"] = (r - with_other * between) / max(rest, 1e-12)
+    return out
+
+
 def spearman(a: np.ndarray, b: np.ndarray) -> float:
     from scipy.stats import spearmanr
 
@@ -226,6 +277,7 @@ STAGES: dict[str, Callable[..., tuple[dict[str, Any], dict[str, Any]]]] = {
     "probs": probs,
     "heads": heads,
     "folds": folds,
+    "uncertainty": uncertainty,
 }
 
 
