@@ -24,7 +24,7 @@ from hetsngp.auditing.pretrained import PretrainedNetwork
 from hetsngp.data.bounded import read_file
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.files import ImageFiles, read_image
-from hetsngp.files import replace_file, write_tensors
+from hetsngp.files import remove_leftovers, replace_file, write_tensors
 from hetsngp.fitting.progress import ExampleProgress
 from hetsngp.limits import IMAGE_BYTES
 
@@ -44,9 +44,12 @@ def image_features(
 ) -> Tensor:
     """Features (N, D) of all images; those that ``folder`` has are read, the others are written there.
 
+    The caller holds the lock of ``folder``, or of one that contains it.
+
     Images that cannot be read are an error, which comes after the features of all others have been written.
     """
     folder = folder / network.identity()[:16]
+    remove_leftovers(folder)
     keys = content_keys(images)
     known = _read_parts(folder)
     missing = {key: row for row, key in enumerate(keys) if key not in known}  # copies are run once

@@ -16,7 +16,7 @@ from torch import Tensor
 from hetsngp.data.images.arrays import ImageArrays, fold_rows
 from hetsngp.data.images.files import ImageFiles
 from hetsngp.data.label_files import LabelFile
-from hetsngp.files import replace_file, write_tensors
+from hetsngp.files import remove_leftovers, replace_file, write_tensors
 from hetsngp.labels.rounds import Score
 from hetsngp.serving.bundle import open_run
 from hetsngp.training.config import CheckpointConfig
@@ -31,7 +31,7 @@ class RecipeFolds:
     Each call is a round: ``folder/round-R/fold-I`` is a run on the images outside fold I, and
     ``folder/round-R/fold-I.safetensors`` its probabilities of those inside. What is finished is not repeated.
     From the second round on, and where examples are not to be trained on, ``folder/round-R`` has the labels
-    of the round.
+    of the round. The caller holds the lock of a folder that contains ``folder``.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class RecipeFolds:
         """Out-of-sample probabilities (N, K)."""
         self.round += 1
         folder = self.folder / f"round-{self.round}"
+        remove_leftovers(folder)
         labels = None
         if self.round > 1 or not trained.all():
             self._labels(targets, trained).write(folder)

@@ -233,6 +233,8 @@ def _check_recipe(recipe: Recipe, source: str, settings: AuditSettings) -> None:
     for name in ("network", "weights", "size"):
         if getattr(settings, name) is not None:
             raise ValueError(f"--{name} is for a frozen network, and {source} is a recipe: leave it out")
+    if settings.device != "auto":
+        raise ValueError("--device is for a frozen network: of a recipe --set hardware.accelerator=cpu")
     for name in ("labels", "fold"):
         if getattr(recipe.task, name) is not None:
             raise ValueError(f"{name} is set by the audit: leave it out of the recipe, --set {name}=none")

