@@ -29,10 +29,15 @@ from hetsngp.serving.text_tables import printable
 AUDIT, PAGE, SHEET = "audit.json", "review.html", "suspicious.png"
 CONFUSIONS, CONFUSION_MAP = "confusions.csv", "confusions.png"
 FORMAT, VERSION = "hetsngp audit", 1
-KEYS = {"expected_wrong", "expected_wrong_interval", "flagged", "examples", "round", "classes", "fingerprint"}
+KEYS = {
+    *("expected_wrong", "expected_wrong_interval", "flagged", "examples", "round", "nll", "entropy"),
+    *("classes", "fingerprint"),
+}
 """Some keys of ``audit.json``, without which it cannot be read."""
 LEAST_LABELS = 0.1
 """Expected number of labels from which a pair of classes is listed in ``confusions.csv``."""
+LEAST_LEARNED = 0.1
+"""Share of the entropy of the given labels that models explain, below which they say little about labels."""
 MOST_LISTED = 5
 """Classes, and pairs of classes, in the printed summary."""
 
@@ -91,6 +96,7 @@ def write_audit(
         sync_folder(folder)
     targets = torch.from_numpy(np.ascontiguousarray(errors.clean_probs, dtype=np.float32))
     given = torch.as_tensor(np.asarray(data.given)).long()
+    numbers = _numbers(data, found)
     LabelFile(data.names, names, given, targets, fingerprint=data.fingerprint).write(folder)
     by_path = data.names if data.key == "path" else None
     errors.to_csv(folder / LABEL_ERRORS, class_names=names, names=by_path)
@@ -102,6 +108,7 @@ def write_audit(
         draw_suspicious(folder / SHEET, errors, data.examples, **shown)
     if page:
         title = f"Labels of {data.name}"
+        notes = [*filter(None, [_hardly_learned(numbers)]), *notes]
         write_page(
             folder / PAGE, errors, data.examples, key=data.key, title=title, notes=notes, most=most, **shown
         )
@@ -111,7 +118,7 @@ def write_audit(
         "format": FORMAT,
         "version": VERSION,
         **about,
-        **_numbers(data, found),
+        **numbers,
         "fingerprint": data.fingerprint,
         "seconds": {
             **about.get("seconds", {}),
@@ -172,6 +179,7 @@ def _numbers(data: AuditedData, found: Correction) -> dict[str, Any]:
     sizes = np.bincount(data.given, minlength=len(names))
     wrong = np.bincount(data.given, weights=errors.wrong_probability, minlength=len(names))
     flagged = np.bincount(data.given, weights=errors.is_wrong, minlength=len(names))
+    shares = sizes[sizes > 0] / sizes.sum()
     numbers = zip(names, sizes.tolist(), wrong.tolist(), flagged.tolist(), strict=True)
     return {
         "examples": len(errors),
@@ -181,11 +189,25 @@ def _numbers(data: AuditedData, found: Correction) -> dict[str, Any]:
         "flagged": int(errors.is_wrong.sum()),
         "sharpening": errors.sharpening,
         "round": found.round,
+        "nll": found.losses[found.round - 1] if found.losses else None,
+        "entropy": float(-(shares * np.log(shares)).sum()),
         "classes": [
             {"name": name, "examples": size, "expected_wrong": wrong, "flagged": int(flagged)}
             for name, size, wrong, flagged in numbers
         ],
     }
+
+
+def _hardly_learned(numbers: Mapping[str, Any]) -> str | None:
+    """Sentence for models that predict labels hardly better than their frequencies do."""
+    nll, entropy = numbers["nll"], numbers["entropy"]
+    if nll is None or nll < (1 - LEAST_LEARNED) * entropy:
+        return None
+    return (
+        f"The models hardly tell the classes apart: the NLL of the given labels is {nll:.2f}, and "
+        f"{entropy:.2f} by the frequencies of the classes alone. Do not rely on these numbers: use another "
+        "network, or a recipe with more epochs, unless most labels are random."
+    )
 
 
 def _confusions_csv(confusions: ClassConfusions) -> str:
@@ -211,6 +233,8 @@ def summary(folder: Path, content: Mapping[str, Any]) -> str:
     lines.append(f"most of them in: {', '.join(each)}")
     losses = ", ".join(f"{each['nll']:.4f}" for each in content.get("rounds", ()))
     lines.append(f"round {content['round']} is used; NLL of given labels after each round: {losses}")
+    if (weak := _hardly_learned(content)) is not None:
+        lines.append(weak)
     there = [name for name in (PAGE, LABEL_ERRORS, SHEET, CONFUSION_MAP, LABELS) if (folder / name).is_file()]
     lines.append(f"wrote into {folder}{os.sep}: {', '.join(there)}")
     return "\n".join(lines)

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from hetsngp.auditing.audit import (
     AUDIT,
     AuditedData,
     RoundLog,
+    _confusions_csv,
     check_same_data,
     is_complete,
     read_audit,
@@ -25,7 +28,7 @@ from hetsngp.data.fingerprint import fingerprint_data
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.label_files import LabelFile
 from hetsngp.files import with_checksum
-from hetsngp.labels import Correction, correct_in_rounds, find_label_errors
+from hetsngp.labels import ClassConfusions, Correction, correct_in_rounds, find_label_errors
 
 CLASSES = ("bad, awful", "good", "neutral")
 COUNT = 120
@@ -200,3 +203,24 @@ def test_a_damaged_record_is_an_error(tmp_path: Path) -> None:
 def test_what_cannot_be_audited_is_refused_at_the_start(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make_texts(**changes)
+
+
+@pytest.mark.parametrize(("below", "weak"), [(0.05, True), (0.15, False)])
+def test_models_that_have_learned_nothing_are_named(below: float, weak: bool, tmp_path: Path) -> None:
+    data, found = make_texts()
+    shares = np.bincount(data.given) / COUNT
+    nll = (1 - below) * -sum(share * math.log(share) for share in shares)
+    content = write_audit(tmp_path, data, replace(found, losses=(nll,)), {})
+    page = (tmp_path / "review.html").read_text(encoding="utf-8")
+    for text in (page, summary(tmp_path, content)):
+        assert ("hardly tell the classes apart" in text) == weak
+
+
+def test_pairs_of_hardly_any_label_are_not_listed(tmp_path: Path) -> None:
+    counts = np.array([[5.0, 0.2, 0.05], [0.0, 3.0, 2.0], [0.0, 0.0, 1.0]])
+    lines = _confusions_csv(ClassConfusions(counts, CLASSES)).splitlines()
+    assert lines == [
+        "true,given,labels,share",
+        "good,neutral,2.00,0.400000",
+        '"bad, awful",good,0.20,0.038095',
+    ]
