@@ -55,7 +55,7 @@ class TableCrossFit:
 
         Folds are those of the given labels, whatever the targets.
         """
-        table = replace(self.table, y=np.asarray(targets), label=self.table.y)
+        table = replace(self.table, y=np.asarray(targets))
         places = fold_rows(self.table, self._folds, self.seed)
         pairs = []
         for place in places:
