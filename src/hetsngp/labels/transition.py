@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 # Strengths κ of the prior on a row of T, in examples, from "any row" to "the same for every class".
@@ -93,15 +94,15 @@ def posterior_of_true(
     log_clean: Tensor, labels: Tensor, transition: Tensor
 ) -> Iterator[tuple[slice, Tensor]]:
     """Yield P(true | x, labels) (b, K) of consecutive examples, with ``transition`` (A, K, K)."""
-    log_transition = transition.log().to(log_clean)
+    by_given = _by_given(transition, log_clean)
     for rows in _chunks(log_clean):
-        yield rows, torch.softmax(_joint(log_clean[rows], labels[rows], log_transition), 1)
+        yield rows, torch.softmax(_joint(log_clean[rows], labels[rows], by_given), 1)
 
 
 def label_losses(log_clean: Tensor, labels: Tensor, transition: Tensor) -> Tensor:
     """−log P(labels of an example | x) (N,), with ``transition`` (A, K, K)."""
-    log_transition = transition.log().to(log_clean)
-    parts = (_joint(log_clean[rows], labels[rows], log_transition) for rows in _chunks(log_clean))
+    by_given = _by_given(transition, log_clean)
+    parts = (_joint(log_clean[rows], labels[rows], by_given) for rows in _chunks(log_clean))
     return torch.cat([-joint.logsumexp(1).double() for joint in parts])
 
 
@@ -137,21 +138,25 @@ def _chunks(log_clean: Tensor) -> Iterator[slice]:
         yield slice(start, start + size)
 
 
-def _joint(log_clean: Tensor, labels: Tensor, log_transition: Tensor) -> Tensor:
+def _by_given(transition: Tensor, like: Tensor) -> Tensor:
+    """log T with a row for each given label, and zeros for −1, where there is none: (A, K + 1, K)."""
+    return F.pad(transition.log().to(like).mT, (0, 0, 0, 1))
+
+
+def _joint(log_clean: Tensor, labels: Tensor, by_given: Tensor) -> Tensor:
     """log P(true = k, labels | x): (b, K)."""
     joint = log_clean
-    for given, log_t in zip(labels.unbind(1), log_transition, strict=True):
-        # Column ``given`` of T as a row, and zeros for −1, where there is no label.
-        joint = joint + torch.cat([log_t.mT, log_t.new_zeros(1, len(log_t))])[given]
+    for given, log_t in zip(labels.unbind(1), by_given, strict=True):
+        joint = joint + log_t[given]
     return joint
 
 
 def _expected_counts(log_clean: Tensor, labels: Tensor, concentration: Tensor) -> tuple[Tensor, Tensor]:
     """Expected numbers (A, K, K) of true class k given as j, and −log P(labels of an example) (N,)."""
-    log_transition = _mean(concentration).log().to(log_clean)
-    counts, losses = torch.zeros_like(concentration), []
+    by_given = _by_given(_mean(concentration), log_clean)
+    counts, losses = _no_counts(labels, log_clean.shape[1]), []
     for rows in _chunks(log_clean):
-        joint = _joint(log_clean[rows], labels[rows], log_transition)
+        joint = _joint(log_clean[rows], labels[rows], by_given)
         losses.append(-joint.logsumexp(1).double())
         _add_counts(counts, joint.softmax(1).double(), labels[rows])
     return counts, torch.cat(losses)
@@ -162,10 +167,10 @@ def _leave_one_out(log_clean: Tensor, labels: Tensor, concentration: Tensor) -> 
 
     An example adds q(k) = P(true = k | x, labels) to the counts of its label in row k.
     """
-    log_transition, total = _mean(concentration).log().to(log_clean), concentration.sum(-1)
+    by_given, total = _by_given(_mean(concentration), log_clean), concentration.sum(-1)
     losses = []
     for rows in _chunks(log_clean):
-        joint = _joint(log_clean[rows], labels[rows], log_transition)
+        joint = _joint(log_clean[rows], labels[rows], by_given)
         own = joint.softmax(1).double()
         without = log_clean[rows].double()
         for given, counts, row_sums in zip(labels[rows].unbind(1), concentration, total, strict=True):
@@ -181,11 +186,15 @@ def _mean(concentration: Tensor) -> Tensor:
 
 def _confusion(log_clean: Tensor, labels: Tensor) -> Tensor:
     """How often class k is given as j if the model is right: (A, K, K), where EM begins."""
-    num_classes = log_clean.shape[1]
-    counts = torch.zeros(labels.shape[1], num_classes, num_classes, dtype=torch.float64)
+    counts = _no_counts(labels, log_clean.shape[1])
     for rows in _chunks(log_clean):
         _add_counts(counts, log_clean[rows].softmax(1).double(), labels[rows])
     return counts
+
+
+def _no_counts(labels: Tensor, num_classes: int) -> Tensor:
+    """Zeros (A, K, K), by column in memory: examples add to the column of their label."""
+    return torch.zeros(labels.shape[1], num_classes, num_classes, dtype=torch.float64).mT
 
 
 def _add_counts(counts: Tensor, posterior: Tensor, labels: Tensor) -> None:

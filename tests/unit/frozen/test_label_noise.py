@@ -206,7 +206,7 @@ def test_the_model_and_the_global_random_state_stay_as_they_are() -> None:
 
 
 def test_the_same_seed_gives_the_same_result() -> None:
-    first, again = (correct_labels(toy.frozen("sngp"), DATA, rounds=2) for _ in range(2))
+    first, again = (correct_labels(toy.frozen("sngp", random_features=16), DATA, rounds=2) for _ in range(2))
     assert (first.errors.clean_probs == again.errors.clean_probs).all()
     assert first.losses == again.losses
     folds = [
@@ -288,6 +288,7 @@ def test_the_given_labels_of_the_judges_train_nothing() -> None:
     other = given.clone()
     other[judges] = (other[judges] + 1) % 3
     first, second = (
-        correct_labels(toy.frozen("sngp"), [(x, y)], rounds=1, **FITTED).probs for y in (given, other)
+        correct_labels(toy.frozen("sngp", random_features=16), [(x, y)], rounds=1, **FITTED).probs
+        for y in (given, other)
     )
     np.testing.assert_array_equal(first, second)
