@@ -1,0 +1,415 @@
+"""Put the results of this folder's commands together: results.json, the tables of README.md, label_noise.png.
+
+    python experiments/label_noise/gather.py --results out/label_noise/results
+
+``detect.json`` and ``tables.json`` are read where detect.py and tables.py wrote them. What a ``results.json``
+has and the folder lacks is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import study
+from scipy.stats import rankdata
+from scipy.stats import t as student
+
+from hetsngp.data.datasets.human_labels import load_cifar10h
+from hetsngp.files import write_text
+
+HERE = Path(__file__).parent
+RESAMPLES = 500
+NOISES = {"worse": "worse", "random1": "random1", "aggre": "aggregate", "cifar100": "CIFAR-100"}
+METHODS = {
+    "deterministic": "linear softmax",
+    "heteroscedastic": "heteroscedastic",
+    "sngp": "sngp",
+    "hetsngp": "hetsngp",
+}
+CHOSEN = "direct, amplitude by given labels"
+
+
+# --- numbers ----------------------------------------------------------------------------------------------
+
+
+def mean(values: Iterable[float], digits: int = 3) -> str:
+    """Mean ± standard error."""
+    values = list(values)
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return f"{short(statistics.mean(values), digits)} ± {short(error, digits)}"
+
+
+def short(value: float, digits: int = 3) -> str:
+    text = f"{value:.{digits}f}"
+    return re.sub(r"^(-?)0\.", r"\1.", text).replace("-", "−")
+
+
+def interval(differences: Sequence[float], digits: int = 4) -> str:
+    """Mean and 95 % interval of paired differences, by Student's t."""
+    n = len(differences)
+    half = student.ppf(0.975, n - 1) * statistics.stdev(differences) / math.sqrt(n)
+    centre = statistics.mean(differences)
+    ends = f"{short(centre - half, digits)} to {short(centre + half, digits)}"
+    return f"{short(centre, digits)} ({ends})"
+
+
+def people(results: Path) -> dict[str, Any]:
+    """Spearman correlations with the entropy of votes, and 95 % bootstrap intervals of their differences."""
+    votes = load_cifar10h().double()
+    share = votes / votes.sum(1, keepdim=True)
+    entropy = -(share * share.clamp_min(1e-12).log()).sum(1).numpy()
+    rng, found = np.random.default_rng(0), {}
+    samples = [rng.integers(len(entropy), size=len(entropy)) for _ in range(RESAMPLES)]
+    for labels in ("aggre", "random1"):
+        arrays = []
+        for seed in study.SEEDS:
+            file = results / f"uncertainty-{labels}-{seed}.npz"
+            if not file.is_file():
+                return {}
+            with np.load(file) as content:
+                arrays.append({name: content[name] for name in content.files})
+        for way in ("hetsngp, direct", "hetsngp, corrected"):
+            data, model = f"{way}: data_uncertainty", f"{way}: model_uncertainty"
+            for name, one, other in (
+                ("data − model", data, model),
+                ("data − linear's entropy", data, "deterministic, direct: total_uncertainty"),
+            ):
+                draws = [
+                    statistics.mean(
+                        correlation(a[one][rows], entropy[rows]) - correlation(a[other][rows], entropy[rows])
+                        for a in arrays
+                    )
+                    for rows in samples
+                ]
+                low, high = np.quantile(draws, [0.025, 0.975])
+                found[f"{labels}, {way}: {name}"] = [float(np.mean(draws)), float(low), float(high)]
+    return found
+
+
+def correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """Spearman's, as Pearson's of the ranks."""
+    return float(np.corrcoef(rankdata(a), rankdata(b))[0, 1])
+
+
+# --- tables -----------------------------------------------------------------------------------------------
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def best(peer: dict[str, Any]) -> dict[str, float]:
+    return peer["scores"][peer["best score"]]
+
+
+def ranking_table(found: dict[str, Any]) -> str:
+    rows = []
+    for labels, title in NOISES.items():
+        for probs, name in (("linear", "linear softmax, 5 folds"), ("gp", "GP, leave-one-out")):
+            runs = [found["detect"][f"{labels}-{s}"][probs] for s in study.SEEDS]
+            gains = [r["hetsngp"]["ap"] - best(r["cleanlab"])["ap"] for r in runs]
+            rows.append(
+                [
+                    title,
+                    name,
+                    mean(best(r["cleanlab"])["auroc"] for r in runs),
+                    mean(r["hetsngp"]["auroc"] for r in runs),
+                    mean(best(r["cleanlab"])["ap"] for r in runs),
+                    mean(r["hetsngp"]["ap"] for r in runs),
+                    short(min(gains), 4),
+                ]
+            )
+        runs = [found["detect"][f"{labels}-{s}"] for s in study.SEEDS]
+        last = [r["rounds"][r["round"] - 1] for r in runs]
+        rows.append(
+            [
+                title,
+                "GP, corrected in rounds",
+                "",
+                mean(r["auroc"] for r in last),
+                "",
+                mean(r["ap"] for r in last),
+                "",
+            ]
+        )
+    head = ["labels", "probabilities", "AUROC, cleanlab", "AUROC, hetsngp", "AP, cleanlab", "AP, hetsngp"]
+    return table([*head, "least gain in AP"], rows)
+
+
+def flags_table(found: dict[str, Any]) -> str:
+    rows = []
+    for labels, title in NOISES.items():
+        runs = [found["detect"][f"{labels}-{s}"]["gp"] for s in study.SEEDS]
+        wrong = runs[0]["hetsngp"]["wrong"]
+        for name, of in (
+            ("cleanlab's best filter", lambda r: r["cleanlab"]["filters"][r["cleanlab"]["best filter"]]),
+            ("hetsngp", lambda r: r["hetsngp"]),
+        ):
+            flags = [of(r) for r in runs]
+            low = statistics.mean(r["hetsngp"]["interval"][0] for r in runs)
+            high = statistics.mean(r["hetsngp"]["interval"][1] for r in runs)
+            expected = statistics.mean(r["hetsngp"]["expected_wrong"] for r in runs)
+            rows.append(
+                [
+                    title,
+                    name,
+                    f"{wrong:,}",
+                    f"{expected:,.0f} ({low:,.0f} to {high:,.0f})" if name == "hetsngp" else "",
+                    f"{statistics.mean(f['flagged'] for f in flags):,.0f}",
+                    *(mean(f[key] for f in flags) for key in ("precision", "recall", "f1")),
+                ]
+            )
+    head = ["labels", "", "wrong", "expected", "flagged", "precision", "recall", "F1"]
+    return table(head, rows)
+
+
+def sharpening_table(found: dict[str, Any]) -> str:
+    rows = []
+    for labels, title in NOISES.items():
+        runs = [found["detect"][f"{labels}-{s}"] for s in study.SEEDS]
+        chosen = [r["gp"]["hetsngp"] for r in runs]
+        plain = [row for r in runs for row in r["sharpenings"] if row["sharpening"] == 1]
+        hindsight = [max(r["sharpenings"], key=lambda row: row["ap"]) for r in runs]
+        rows.append(
+            [
+                title,
+                ", ".join(sorted({f"{r['sharpening']:.3g}" for r in chosen})),
+                mean(r["ap"] for r in chosen),
+                ", ".join(sorted({f"{r['sharpening']:.3g}" for r in hindsight})),
+                mean(r["ap"] for r in hindsight),
+                mean(r["ap"] for r in plain),
+            ]
+        )
+    head = ["labels", "s chosen by given labels", "AP", "best s in hindsight", "AP", "AP without, s = 1"]
+    return table(head, rows)
+
+
+def heads_of(found: dict[str, Any], labels: str, method: str, way: str) -> list[dict[str, Any]]:
+    runs = [found["heads"][f"{labels}-{s}-{method}"]["result"] for s in study.SEEDS]
+    return [r[way] for r in runs]
+
+
+def heads_table(found: dict[str, Any]) -> str:
+    rows = []
+    for labels in ("worse", "random1", "aggre"):
+        for method, name in METHODS.items():
+            for way in ("direct", CHOSEN, "corrected"):
+                if way == CHOSEN and method not in study.GPS:
+                    continue
+                runs = heads_of(found, labels, method, way)
+                values = [mean(r[key] for r in runs) for key in ("accuracy", "nll", "ece", "votes nll")]
+                rows.append([NOISES[labels], name, way, *values])
+    return table(["labels", "head", "trained", "accuracy", "NLL", "ECE", "NLL of votes"], rows)
+
+
+def differences_table(found: dict[str, Any]) -> str:
+    """Paired differences, seed by seed."""
+    rows = []
+
+    def add(title: str, labels: str, a: tuple[str, str], b: tuple[str, str]) -> None:
+        pairs = list(zip(heads_of(found, labels, *a), heads_of(found, labels, *b), strict=True))
+        values = [interval([x[key] - y[key] for x, y in pairs]) for key in ("accuracy", "nll", "ece")]
+        rows.append([NOISES[labels], title, *values])
+
+    for method, name in METHODS.items():
+        add(f"{name}: corrected − direct", "worse", (method, "corrected"), (method, "direct"))
+        if method in study.GPS:
+            title = f"{name}: corrected − direct, amplitude by given labels"
+            add(title, "worse", (method, "corrected"), (method, CHOSEN))
+    for labels in ("worse", "random1", "aggre"):
+        for method in ("deterministic", "heteroscedastic", "sngp"):
+            title = f"corrected: hetsngp − {METHODS[method]}"
+            add(title, labels, ("hetsngp", "corrected"), (method, "corrected"))
+    return table(["labels", "difference", "accuracy", "NLL", "ECE"], rows)
+
+
+def people_table(found: dict[str, Any]) -> str:
+    rows = []
+    for labels in ("aggre", "random1"):
+        for way in ("deterministic, direct", "hetsngp, direct", "hetsngp, corrected"):
+            runs = [found["uncertainty"][f"{labels}-{s}"]["result"][way] for s in study.SEEDS]
+            keys = ["data_uncertainty", "model_uncertainty", "latent_variance"]
+            keys += ["data_uncertainty given model_uncertainty", "model_uncertainty given data_uncertainty"]
+            gp = way.startswith("hetsngp")
+            values = [
+                mean((r[key] for r in runs), 4) if gp or key == "data_uncertainty" else "–" for key in keys
+            ]
+            gain = found["people"].get(f"{labels}, {way}: data − model")
+            rows.append([NOISES[labels], way.replace("deterministic", "linear softmax"), *values])
+            rows[-1].append("–" if gain is None else f"{short(gain[1], 4)} to {short(gain[2], 4)}")
+    head = ["labels", "head", "data", "model", "latent variance", "data, model held fixed"]
+    return table([*head, "model, data held fixed", "data − model, 95 %"], rows)
+
+
+def folds_table(found: dict[str, Any]) -> str:
+    rows = []
+    for labels in ("worse", "random1", "aggre"):
+        for way in ("leave-one-out", "5 folds", "10 folds"):
+            runs = [found["folds"][f"{labels}-{s}"]["result"][way] for s in study.SEEDS]
+            values = [mean((r[key] for r in runs), 4) for key in ("given nll", "true accuracy", "auroc")]
+            same = "–" if way == "leave-one-out" else mean(r["Spearman with leave-one-out"] for r in runs)
+            rows.append([NOISES[labels], way, *values, same])
+    head = ["labels", "", "NLL of given labels", "accuracy on true labels", "AUROC of 1 − p(given)"]
+    return table([*head, "rank correlation with leave-one-out"], rows)
+
+
+def tables_table(found: dict[str, Any]) -> str:
+    rows = []
+    for name in ("digits", "breast_cancer", "wine"):
+        for way, title in (
+            ("estimator", "HetSNGPClassifier, 5 folds"),
+            ("gp on columns", "GP on the columns, leave-one-out"),
+            ("logistic regression", "logistic regression, 5 folds"),
+        ):
+            runs = [found["tables"][f"{name}-{s}"][way] for s in study.SEEDS]
+            rows.append(
+                [
+                    name,
+                    title,
+                    mean(best(r["cleanlab"])["auroc"] for r in runs),
+                    mean(r["hetsngp"]["auroc"] for r in runs),
+                    mean(best(r["cleanlab"])["ap"] for r in runs),
+                    mean(r["hetsngp"]["ap"] for r in runs),
+                    *(mean((r["hetsngp"][key] for r in runs), 2) for key in ("precision", "recall")),
+                ]
+            )
+    head = ["table", "probabilities", "AUROC, cleanlab", "AUROC, hetsngp", "AP, cleanlab", "AP, hetsngp"]
+    return table([*head, "precision", "recall"], rows)
+
+
+def ideas_table(found: dict[str, Any]) -> str:
+    rows = []
+    for idea in found["ideas"].values():
+        rows.append(
+            [
+                idea["idea"],
+                short(idea["given nll"], 4),
+                short(idea["ap"], 4),
+                f"{idea['seconds']:.0f} s",
+            ]
+        )
+        for number, one in enumerate(idea.get("rounds", []), start=1):
+            rows.append([f"– round {number}", "", short(one["ap"], 4), ""])
+    return table(["probabilities", "NLL of given labels", "AP", "time, five processes side by side"], rows)
+
+
+TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "ranking": ranking_table,
+    "flags": flags_table,
+    "sharpening": sharpening_table,
+    "heads": heads_table,
+    "differences": differences_table,
+    "people": people_table,
+    "folds": folds_table,
+    "tables": tables_table,
+    "ideas": ideas_table,
+}
+
+
+def fill(text: str, found: dict[str, Any]) -> str:
+    """Replace what is between ``<!-- name -->`` and ``<!-- end -->``."""
+    for name, make in TABLES.items():
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
+        content = make(found)
+        text, count = re.subn(
+            pattern, lambda m, content=content: f"{m[1]}\n{content}\n\n{m[2]}", text, flags=re.S
+        )
+        if count != 1:
+            raise ValueError(f"README.md has {count} places for the table {name}, not one: <!-- {name} -->")
+    return text
+
+
+# --- the figure -------------------------------------------------------------------------------------------
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
+    series = (
+        ("cleanlab, linear softmax", "#b0b0b0", lambda r: best(r["linear"]["cleanlab"])["ap"]),
+        ("cleanlab, GP", "#707070", lambda r: best(r["gp"]["cleanlab"])["ap"]),
+        ("hetsngp, GP", "#1f77b4", lambda r: r["gp"]["hetsngp"]["ap"]),
+    )
+    for place, (name, colour, of) in enumerate(series):
+        at = [i + 0.15 * (place - 1) for i in range(len(NOISES))]
+        runs = [[of(found["detect"][f"{labels}-{s}"]) for s in study.SEEDS] for labels in NOISES]
+        heights = [statistics.mean(r) for r in runs]
+        left.plot(at, heights, "o", markersize=9, label=name, color=colour)
+    left.set_xticks(range(len(NOISES)), list(NOISES.values()))
+    left.grid(axis="y", alpha=0.3)
+    left.set_ylabel("average precision of wrong labels")
+    left.set_title("Wrong labels found")
+    left.legend(fontsize=8, loc="upper right")
+
+    for labels, colour in zip(NOISES, ("#d62728", "#ff7f0e", "#2ca02c", "#9467bd"), strict=True):
+        rows = found["detect"][f"{labels}-0"]["sharpenings"]
+        chosen = found["detect"][f"{labels}-0"]["gp"]["hetsngp"]
+        middle.plot(
+            [row["sharpening"] for row in rows],
+            [row["ap"] for row in rows],
+            color=colour,
+            label=NOISES[labels],
+        )
+        middle.plot(chosen["sharpening"], chosen["ap"], "o", color=colour, markersize=8)
+    middle.set_xscale("log", base=2)
+    middle.set_xticks([0.5, 1, 2, 4], ["½", "1", "2", "4"])
+    middle.set_xlabel("sharpening s (dot: chosen by the given labels)")
+    middle.set_ylabel("average precision of wrong labels")
+    middle.set_title("Sharpening, chosen without clean labels")
+    middle.legend(fontsize=8, loc="lower right")
+
+    for place, (way, colour) in enumerate((("direct", "#b0b0b0"), ("corrected", "#1f77b4"))):
+        at = [i + 0.35 * (place - 0.5) for i in range(len(METHODS))]
+        runs = [[r["nll"] for r in heads_of(found, "worse", method, way)] for method in METHODS]
+        errors = [statistics.stdev(r) / math.sqrt(len(r)) for r in runs]
+        right.bar(at, [statistics.mean(r) for r in runs], 0.33, yerr=errors, color=colour, label=way)
+    names = [name.replace(" ", "\n").replace("oscedastic", "o-\nscedastic") for name in METHODS.values()]
+    right.set_xticks(range(len(METHODS)), names)
+    right.set_ylabel("NLL on clean test labels")
+    right.set_title("Heads trained on 40 % wrong labels")
+    right.legend(fontsize=8)
+    figure.savefig(path, dpi=130)
+
+
+# --- the command ------------------------------------------------------------------------------------------
+
+
+def collect(results: Path, found: dict[str, Any]) -> dict[str, Any]:
+    for stage in ("heads", "folds", "uncertainty", "ideas"):
+        files = sorted(results.glob(f"{stage}-*.json"))
+        of_stage = {f.stem.removeprefix(f"{stage}-"): json.loads(f.read_text()) for f in files}
+        found[stage] = found.get(stage, {}) | of_stage
+    for name in ("detect", "tables"):
+        file = HERE / f"{name}.json"
+        if file.is_file():
+            found[name] = json.loads(file.read_text())
+    found["people"] = people(results) or found.get("people", {})
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--results", type=Path, default=Path("out/label_noise/results"))
+    args = parser.parse_args()
+    file = HERE / "results.json"
+    known = json.loads(file.read_text()) if file.is_file() else {}
+    found = collect(args.results, known)
+    own = {name: value for name, value in found.items() if name not in ("detect", "tables")}
+    write_text(file, json.dumps(own, indent=1) + "\n")
+    readme = HERE / "README.md"
+    write_text(readme, fill(readme.read_text(), found))
+    draw(found, HERE / "label_noise.png")
+
+
+if __name__ == "__main__":
+    main()
