@@ -1548,6 +1548,10 @@ def estimator_cases() -> Iterator[Case]:
                 f"estimator: fit, X is {name}",
                 lambda m=make: _sklearn(lambda: _new_estimator().fit(m(), y)),
             )
+            yield (
+                f"estimator: find_label_errors, X is {name}",
+                lambda m=make: _sklearn(lambda: _new_estimator().find_label_errors(m(), y)),
+            )
         for call in ("predict", "predict_proba", "predict_uncertainty"):
             yield (
                 f"estimator: {call}, X is {name}",
@@ -1572,6 +1576,12 @@ def estimator_cases() -> Iterator[Case]:
             f"estimator: fit {name}",
             lambda v=value: check_prediction(_new_estimator().fit(v, y).predict_uncertainty(v)),
         )
+        yield (
+            f"estimator: correct the labels of {name}",
+            lambda v=value: check_prediction(
+                _new_estimator(label_noise="correct").fit(v, y).predict_uncertainty(v)
+            ),
+        )
     for name, labels in {
         "None": None,
         "short": y[:5],
@@ -1582,6 +1592,10 @@ def estimator_cases() -> Iterator[Case]:
         "a string": "y",
     }.items():
         yield f"estimator: fit, y is {name}", lambda t=labels: _sklearn(lambda: _new_estimator().fit(x, t))
+        yield (
+            f"estimator: find_label_errors, y is {name}",
+            lambda t=labels: _sklearn(lambda: _new_estimator().find_label_errors(x, t)),
+        )
     for name, weight in {
         "NaN": np.full(60, np.nan),
         "negative": -np.ones(60),

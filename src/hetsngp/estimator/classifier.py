@@ -85,9 +85,9 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         label_noise: None: train on y as given. "correct": some labels are wrong. In up to three rounds models
             of five folds predict each example without having seen it, P(true label | x, given label) is made
             of that (:func:`hetsngp.find_label_errors`), and these are the targets of the next round, and of
-            the model in the end. Takes two to four times as long. See :meth:`predict_proba`. To balance
-            classes give ``class_weight``: ``sample_weight`` is how often an example was seen, and would make
-            the labels of a class with small weights look wrong.
+            the model in the end. Trains ten or fifteen models more. See :meth:`predict_proba` for what it
+            predicts then. To balance classes give ``class_weight``: ``sample_weight`` is how often an example
+            was seen, and would make the labels of a class with small weights look wrong.
         mixup: α of mixup, 0 for none; training mixes each batch with a permutation of itself
             (:func:`hetsngp.fitting.mixup.mixed_batch`), which is one way not to learn wrong labels by heart.
         device: Device to train and predict on, e.g. "cuda"; None: the CPU, which is faster for small tables.
@@ -232,11 +232,12 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         """Find wrong labels among y (n,) of X (n, d), each by a model that was not trained on the example.
 
         Models with the parameters of this estimator are trained in (at most five) folds, as in the first
-        round of ``label_noise="correct"``; equal examples are in one fold. Nothing has to be fitted before,
+        round of ``label_noise="correct"``; equal examples are in one fold. Number of epochs and temperature
+        are the same in all folds, chosen by all held-out labels together. Nothing has to be fitted before,
         and what is fitted does not change. :func:`hetsngp.find_label_errors` makes the result of their
-        probabilities, in the order of X. Weights count in training; an example of weight zero is left out:
-        its ``wrong_probability`` is NaN. A class with a single example is unknown to the model that predicts
-        it, and this label counts as wrong.
+        probabilities, in the order of X. Sample weights count in training, ``class_weight`` does not; an
+        example of weight zero is left out, and its ``wrong_probability`` is NaN. A class with a single
+        example is unknown to the model that predicts it, and this label counts as wrong.
 
         ``labels`` and ``suggested`` are class numbers in the order of ``np.unique(y)``.
 

@@ -75,9 +75,8 @@ class TableCrossFit:
         folds = min(FOLDS, different // FEWEST_IN_FOLD)
         if folds < 2:
             raise ValueError(
-                f"wrong labels are found in at least two folds of {FEWEST_IN_FOLD} different examples, and X "
-                f"has {different} different examples of positive weight: give more, or fit with "
-                "label_noise=None"
+                f"wrong labels are found in folds, of at least {2 * FEWEST_IN_FOLD} different examples of "
+                f"positive weight, and X has {different}: give more, or fit with label_noise=None"
             )
         return folds
 

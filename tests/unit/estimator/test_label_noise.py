@@ -519,7 +519,9 @@ def test_class_weights_of_soft_targets_are_those_of_their_parts() -> None:
 @pytest.mark.parametrize("find", [lambda X, y: small().find_label_errors(X, y), correcting().fit])
 def test_bad_data_name_the_fix(find: Any) -> None:
     X, y = blobs(20, 2)
-    with pytest.raises(ValueError, match=r"X has 3 different examples of positive weight: give more"):
+    with pytest.raises(
+        ValueError, match="at least 4 different examples of positive weight, and X has 3: give more"
+    ):
         find(X[[0, 1, 2, 0, 1, 2]], [0, 1, 1, 1, 0, 0])
     with pytest.raises(ValueError, match="NaN"):
         find(np.where(X > 3, np.nan, X), y)
