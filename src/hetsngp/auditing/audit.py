@@ -28,6 +28,10 @@ from hetsngp.serving.text_tables import printable
 
 AUDIT, PAGE, SHEET = "audit.json", "review.html", "suspicious.png"
 CONFUSIONS, CONFUSION_MAP = "confusions.csv", "confusions.png"
+HARD_EXAMPLES = (
+    "People err more often on hard examples, and then more labels are wrong than this number says. The order "
+    "of the examples is more reliable."
+)
 FORMAT, VERSION = "hetsngp audit", 1
 KEYS = {
     *("expected_wrong", "expected_wrong_interval", "flagged", "examples", "round", "nll", "entropy"),
@@ -108,7 +112,7 @@ def write_audit(
         draw_suspicious(folder / SHEET, errors, data.examples, **shown)
     if page:
         title = f"Labels of {data.name}"
-        notes = [*filter(None, [_hardly_learned(numbers)]), *notes]
+        notes = [*filter(None, [_hardly_learned(numbers)]), HARD_EXAMPLES, *notes]
         write_page(
             folder / PAGE, errors, data.examples, key=data.key, title=title, notes=notes, most=most, **shown
         )

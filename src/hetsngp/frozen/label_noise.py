@@ -104,6 +104,7 @@ def out_of_sample_probs(
 
     >>> import hetsngp, torch
     >>> from torch import nn
+    >>> _ = torch.manual_seed(0)
     >>> net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
     >>> x = torch.randn(300, 2, generator=torch.Generator().manual_seed(0))
     >>> y = (x[:, 0] > 0).long()

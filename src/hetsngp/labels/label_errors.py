@@ -179,9 +179,9 @@ def find_label_errors(
         losses = label_losses(log_clean, given, fit.transition)
         losses[which] = fit.loss
     clean, wrong = _posterior(log_clean, given, fit)
-    low, high = _share_interval(log_probs[rows], given[rows], as_good)
     one, count = given.shape[1] == 1, int((given != MISSING).sum())
     expected = float(wrong.nansum(dtype=torch.float64))
+    low, high = _share_interval(log_probs[rows], given[rows], as_good, (chosen, float(wrong[rows].nanmean())))
     return LabelErrors(
         labels=given.squeeze(1).numpy() if one else given.numpy(),
         wrong_probability=wrong.squeeze(1).numpy() if one else wrong.numpy(),
@@ -211,16 +211,19 @@ def _wrong(clean: Tensor, given: Tensor) -> Tensor:
     return wrong.clamp(0, 1).masked_fill(given == MISSING, float("nan"))
 
 
-def _share_interval(log_probs: Tensor, given: Tensor, sharpenings: set[float]) -> tuple[float, float]:
+def _share_interval(
+    log_probs: Tensor, given: Tensor, sharpenings: set[float], chosen: tuple[float, float]
+) -> tuple[float, float]:
     """Interval of the share of wrong labels, over what the labels leave open: the sharpening, T, and the
-    truth of each label.
+    truth of each label. The ``chosen`` sharpening comes with the expected share, around which draws lie too.
     """
     ends, total = [], int((given != MISSING).sum())
     for s in sharpenings:
         log_clean = sharpened(log_probs, s)
         counts = draw_wrong(log_clean, given, fit_transition(log_clean, given).concentration, DRAWS)
         centre, error = float(counts.mean()) / total, float(counts.std()) / total
-        ends += [centre - WIDTH * error, centre + WIDTH * error]
+        for middle in (centre, chosen[1]) if s == chosen[0] else (centre,):
+            ends += [middle - WIDTH * error, middle + WIDTH * error]
     return max(min(ends), 0.0), min(max(ends), 1.0)
 
 

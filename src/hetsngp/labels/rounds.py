@@ -87,7 +87,7 @@ def correct_in_rounds(
         first = number == 1
         probs = cross_fit(targets, trained, untrained if first else judged)
         errors = find_label_errors(given, probs, estimate_from=None if first else judges)
-        losses.append(judged(probs))
+        losses.append(judged(probs) if not judges.all() else float(errors.losses.mean()))
         if on_round is not None:
             on_round(number, errors, losses[-1])
         if best is not None and losses[-1] >= losses[best.round - 1]:
