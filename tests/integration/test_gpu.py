@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hetsngp
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
+from hetsngp.frozen.features import FeatureSet
 from hetsngp.functional.label_loss import label_loss
 from hetsngp.nn.backbones import WideResNet
 from hetsngp.nn.spectral_cache import cache_spectral_norms, remeasure_spectral_norms
@@ -192,6 +193,30 @@ def test_training_leaves_no_graph_of_the_loss_behind() -> None:
     assert losses
     assert losses[0].captured
     assert not any("label_loss" in vars(m) for m in net.modules())
+
+
+@pytest.mark.parametrize("folds", [None, 3], ids=["leave-one-out", "folds"])
+def test_labels_of_frozen_features_are_corrected_as_on_a_cpu(folds: int | None) -> None:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 4, generator=g)
+    true = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+    given = torch.where(torch.rand(400, generator=g) < 0.2, (true + 1) % 3, true)
+    found = []
+    for device in ("cpu", "cuda"):
+        net = hetsngp.convert(torch.nn.Linear(4, 3), "sngp", x[:2], freeze=True).to(device)
+        correction = hetsngp.correct_labels(
+            net, FeatureSet(x, given), folds=folds, random_features=64, amplitude=3.0, rounds=2
+        )
+        assert correction.features is not None
+        hetsngp.fit_head(net, correction.features, random_features=64, amplitude=3.0)
+        found.append((correction, net.predict(x.to(device)).probs.cpu()))
+    (on_cpu, cpu_probs), (on_gpu, gpu_probs) = found
+    assert on_gpu.how == on_cpu.how
+    torch.testing.assert_close(
+        torch.from_numpy(on_gpu.probs), torch.from_numpy(on_cpu.probs), rtol=0, atol=0.02
+    )
+    torch.testing.assert_close(gpu_probs, cpu_probs, rtol=0, atol=0.05)
+    assert (gpu_probs.argmax(1) == true).double().mean() > 0.9
 
 
 def test_fsdp_in_one_process(tmp_path: Path) -> None:

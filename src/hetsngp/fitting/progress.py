@@ -90,10 +90,12 @@ class Progress:
 
 
 class ExampleProgress:
-    """Progress of a pass over data of so many ``batches`` (None: unknown). Silent unless ``show``."""
+    """Progress of a pass over data of so many ``batches`` (None: unknown), or other equal parts, that counts
+    what ``unit`` names. Silent unless ``show``.
+    """
 
-    def __init__(self, title: str, batches: int | None, show: bool) -> None:
-        self.title, self.batches, self.show = title, batches, show
+    def __init__(self, title: str, batches: int | None, show: bool, unit: str = "examples") -> None:
+        self.title, self.batches, self.show, self.unit = title, batches, show, unit
         self.bar = _rich_bar() if show else None
         self.task: Any = None
         self.done = self.examples = 0
@@ -116,7 +118,7 @@ class ExampleProgress:
 
     @property
     def _text(self) -> str:
-        return f"{self.title}  {self.examples} examples" + (
+        return f"{self.title}  {self.examples} {self.unit}" + (
             f" ({self.done / self.batches:.0%})" if self.batches else ""
         )
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from hetsngp.choices import MethodName
 from hetsngp.fitting.lbfgs import MAX_EXAMPLES, MAX_LOGITS, MAX_ROUNDS, fit_map
 from hetsngp.fitting.loop import Schedule
-from hetsngp.fitting.progress import Progress, at_a_terminal
+from hetsngp.fitting.progress import ExampleProgress, Progress, at_a_terminal
 from hetsngp.fitting.table_trainer import (
     GP_LR_MULTIPLIER,
     TableTrainer,
@@ -328,7 +328,8 @@ class _FrozenCrossFit:
             batches = list(zip(*(part.split(size) for part in own), strict=True))
             fit_map([view], [batches], seed=self.seeds[2], on_epoch=progress)
         shift = x.new_zeros(len(x), view.num_classes)
-        shift[trained] = leave_one_out_shift(view, *own)
+        with ExampleProgress("leave-one-out", view.num_classes, self.show, unit="classes") as shown:
+            shift[trained] = leave_one_out_shift(view, *own, progress=shown.add)
         held_out = HeldOut(x[calibrated], y[calibrated], weight[calibrated], shift[calibrated])
         parts = zip(x.split(CALIBRATION_BATCH_SIZE), shift.split(CALIBRATION_BATCH_SIZE), strict=True)
         with evaluating(view):

@@ -59,7 +59,7 @@ def leave_one_out_shift(
     f⁻ᵢ = f + v·g/(1 − w·v), with g and w the gradient and curvature of the example's loss in f and
     v = φᵀ(ΦᵀWΦ + I)⁻¹φ, for each class separately. Curvature averaged over classes would need one matrix
     instead of K, but biases the temperature by more than the additional examples improve it. Labels y (n,) or
-    soft targets (n, K). ``progress`` is called after each class.
+    soft targets (n, K). ``progress`` is called with 1 after each class.
     """
     head, latent = model.head, _latent(model)
     assert isinstance(head, GaussianHead)
@@ -82,7 +82,7 @@ def leave_one_out_shift(
             rest = (1 - curvature[:, c] * variance).clamp_min(MIN_ONE_MINUS_LEVERAGE)
             shift[:, c] = variance * gradient[:, c] / rest
             if progress is not None:
-                progress(c + 1)
+                progress(1)
     return shift
 
 
