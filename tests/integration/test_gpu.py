@@ -216,7 +216,7 @@ def test_labels_of_frozen_features_are_corrected_as_on_a_cpu(folds: int | None) 
         torch.from_numpy(on_gpu.probs), torch.from_numpy(on_cpu.probs), rtol=0, atol=0.02
     )
     torch.testing.assert_close(gpu_probs, cpu_probs, rtol=0, atol=0.05)
-    assert (gpu_probs.argmax(1) == true).double().mean() > 0.9
+    assert (gpu_probs.argmax(1) == true).double().mean() > (given == true).double().mean() + 0.05
 
 
 def test_fsdp_in_one_process(tmp_path: Path) -> None:
