@@ -282,7 +282,7 @@ class _FrozenCrossFit:
         view, x = self._precomputed(options)
         y = torch.as_tensor(table.y)
         y = y.long().to(x.device) if y.dim() == 1 else y.to(x)
-        weight = torch.as_tensor(table.weight / table.weight.mean()).to(x)
+        weight = torch.as_tensor(table.weight).to(x)
         trained = torch.from_numpy(np.asarray(trained))
         unique = self.table.unique
         log_probs = self._leave_one_out(view, x, y, weight, trained, trained & unique)
@@ -296,7 +296,6 @@ class _FrozenCrossFit:
     def _precomputed(self, options: Options) -> tuple[Classifier, Tensor]:
         """View of a new model with inputs [h, φ], and these inputs; the kernel is computed once."""
         model = self.make(options)
-        model.dataset_size = float(self.table.weight.sum())
         latent = model.head.latent
         h = torch.as_tensor(self.table.x).to(model.temperature)
         if self._kernel is None:
@@ -312,7 +311,6 @@ class _FrozenCrossFit:
             Features(x.shape[1]),
             model.head.on_precomputed(),
             num_features=x.shape[1],
-            dataset_size=model.dataset_size,
         )
         return view, x
 
@@ -323,18 +321,20 @@ class _FrozenCrossFit:
         that is best for the ``calibrated`` ones.
         """
         own = x[trained], y[trained], weight[trained]
+        view.dataset_size = float(own[2].sum())
         with Progress(MAX_ROUNDS, 0, self.show) as progress:
             size = min(MAX_EXAMPLES, max(1, MAX_LOGITS // view.num_classes))
-            batches = list(zip(*(part.split(size) for part in own), strict=True))
+            parts = (*own[:2], own[2] / own[2].mean())
+            batches = list(zip(*(part.split(size) for part in parts), strict=True))
             fit_map([view], [batches], seed=self.seeds[2], on_epoch=progress)
         shift = x.new_zeros(len(x), view.num_classes)
         with ExampleProgress("leave-one-out", view.num_classes, self.show, unit="classes") as shown:
             shift[trained] = leave_one_out_shift(view, *own, progress=shown.add)
         held_out = HeldOut(x[calibrated], y[calibrated], weight[calibrated], shift[calibrated])
-        parts = zip(x.split(CALIBRATION_BATCH_SIZE), shift.split(CALIBRATION_BATCH_SIZE), strict=True)
+        chunks = zip(x.split(CALIBRATION_BATCH_SIZE), shift.split(CALIBRATION_BATCH_SIZE), strict=True)
         with evaluating(view):
             temperature = best_temperature([(view, held_out)])
-            found = [view.head.shifted_log_probs(*part, temperature) for part in parts]  # type: ignore[operator]
+            found = [view.head.shifted_log_probs(*chunk, temperature) for chunk in chunks]  # type: ignore[operator]
         return torch.cat(found)
 
     def _by_folds(self, table: TrainingTable, trained: Any, options: Options) -> Any:

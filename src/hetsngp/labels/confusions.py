@@ -132,7 +132,7 @@ def class_confusions(errors: LabelErrors, class_names: Sequence[str] | None = No
     ('cat', 'lynx', 0.3)
     """
     num_classes = errors.clean_probs.shape[1]
-    names = class_names_of(class_names, num_classes)
+    names = class_names_of(class_names, errors)
     labels = errors.labels.reshape(len(errors.clean_probs), -1)
     counts = np.zeros((num_classes, num_classes))
     for given in labels.T:

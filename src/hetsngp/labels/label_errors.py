@@ -6,7 +6,7 @@ import csv
 import io
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,9 @@ DRAWS, WIDTH = 40, 1.96
 LOOKS_TRAINED = 0.995
 # Fewest examples for that warning: a handful may be classified correctly by chance.
 FEWEST_FOR_WARNING = 100
+# NLL of given labels, as a share of the entropy of the class frequencies, above which little was learned; and
+# share of wrong labels above which the columns of probs may be in another order.
+HARDLY_LEARNED, MOST_WRONG = 0.9, 0.6
 # Tolerance for the sum of a row of probabilities: float16 has three digits.
 SUM_TOLERANCE = 5e-3
 
@@ -66,6 +69,10 @@ class LabelErrors:
     losses: Any
     """−log P(given labels | x) of each example, with the transition matrix estimated without it: (N,). By
     their mean rounds of correction are compared."""
+    probs: Any = None
+    """The out-of-sample probabilities (N, K) that it was made from, as they were given."""
+    class_names: tuple[str, ...] | None = None
+    """Names of the K classes, where they are known: for :meth:`to_csv` and ``class_confusions``."""
 
     @property
     def is_wrong(self) -> Any:
@@ -100,8 +107,9 @@ class LabelErrors:
     ) -> None:
         """Write a line for each example, most suspicious first, with cleanlab's names of the columns.
 
-        ``label_score`` is 1 − ``wrong_probability``. ``names``: what to call the examples, such as the paths
-        of files, in a column ``path``; None: their numbers, in a column ``index``. One annotator only.
+        ``label_score`` is 1 − ``wrong_probability``, empty where that is not known. ``class_names``: None:
+        those of the result, or numbers. ``names``: what to call the examples, such as the paths of files, in
+        a column ``path``; None: their numbers, in a column ``index``. One annotator only.
         """
         if self.labels.ndim == 2:
             raise ValueError(
@@ -112,21 +120,23 @@ class LabelErrors:
         rows = csv.writer(text, lineterminator="\n")
         key = "index" if names is None else "path"
         rows.writerow([key, "is_label_issue", "label_score", "given_label", "predicted_label"])
-        called = class_names_of(class_names, self.clean_probs.shape[1])
+        called = class_names_of(class_names, self)
         if names is not None and len(names) != len(self):
             raise ValueError(f"there are {len(names)} names for {len(self)} examples: name each once")
         flagged = self.is_wrong
         for i in self.order.tolist():
-            score = f"{1 - self.wrong_probability[i]:.6f}"
+            wrong = self.wrong_probability[i]
+            score = "" if np.isnan(wrong) else f"{1 - wrong:.6f}"
             given, suggested = called[self.labels[i]], called[self.suggested[i]]
             rows.writerow([i if names is None else names[i], bool(flagged[i]), score, given, suggested])
         write_text(Path(path), text.getvalue())
 
 
-def class_names_of(class_names: Sequence[str] | None, num_classes: int) -> tuple[str, ...]:
-    """Return the names of the classes, their numbers where there are none."""
+def class_names_of(class_names: Sequence[str] | None, errors: LabelErrors) -> tuple[str, ...]:
+    """Return the names of the classes, those of ``errors`` or their numbers where none are given."""
+    num_classes = errors.clean_probs.shape[1]
     if class_names is None:
-        class_names = [str(k) for k in range(num_classes)]
+        class_names = errors.class_names or [str(k) for k in range(num_classes)]
     if len(class_names) != num_classes:
         raise ValueError(
             f"there are {len(class_names)} class_names for {num_classes} classes: name each once"
@@ -166,6 +176,17 @@ def find_label_errors(
     if sharpening is not None:
         check_positive("sharpening", sharpening)
     _warn_of_training_probs(given, log_probs)
+    errors = _find(given, log_probs, sharpening, estimate_from)
+    _warn_of_poor_probs(given, errors)
+    return replace(errors, probs=probs)
+
+
+def errors_of_folds(labels: Any, probs: Any, *, estimate_from: Any = None) -> LabelErrors:
+    """:func:`find_label_errors` for ``probs`` that are known to be out of sample: without its warnings."""
+    return replace(_find(*_checked(labels, probs), None, estimate_from), probs=probs)
+
+
+def _find(given: Tensor, log_probs: Tensor, sharpening: float | None, estimate_from: Any) -> LabelErrors:
     which = _checked_rows(estimate_from, len(given))
     rows = which[sample(len(which), log_probs.shape[1])]
     if sharpening is None:
@@ -236,7 +257,7 @@ def _checked(labels: Any, probs: Any) -> tuple[Tensor, Tensor]:
     if values.ndim != 2 or len(values) == 0 or values.shape[1] < 2:
         raise ValueError(
             "probs must be (N, K), a row for each example and a column for each of at least two classes, "
-            f"got shape {values.shape}"
+            f"got shape {values.shape}; of P(class 1) alone numpy.column_stack([1 - p, p]); labels come first"
         )
     if values.dtype.kind not in "fiu":
         raise TypeError(f"probs must be real numbers, got {values.dtype}")
@@ -283,6 +304,11 @@ def _array(name: str, values: Any) -> Any:
 
 
 def _checked_labels(values: Any, count: int, num_classes: int) -> Tensor:
+    if values.dtype.kind == "f":
+        raise TypeError(
+            f"labels must be class numbers 0 … {num_classes - 1}, got {values.dtype}: labels.astype(int); "
+            "where an annotator gave none, numpy.nan_to_num(labels, nan=-1).astype(int)"
+        )
     if values.dtype.kind not in "iu":
         raise TypeError(
             f"labels must be class numbers 0 … {num_classes - 1}, got {values.dtype}: of names "
@@ -294,6 +320,12 @@ def _checked_labels(values: Any, count: int, num_classes: int) -> Tensor:
             "annotators: one row for each row of probs"
         )
     several = values.ndim == 2
+    one_hot = np.isin(values, (0, 1)).all() and bool((values.sum(-1) == 1).all())
+    if several and values.shape[1] == num_classes and one_hot:
+        raise ValueError(
+            f"labels of shape {values.shape} with a single 1 in each row look one-hot, and not like those of "
+            f"{num_classes} annotators: give class numbers, labels.argmax(1)"
+        )
     # A copy: whoever corrects the labels in place still has those that were given in the result.
     given = torch.from_numpy(np.array(values, dtype=np.int64)).reshape(count, -1)
     least = MISSING if several else 0
@@ -307,6 +339,25 @@ def _checked_labels(values: Any, count: int, num_classes: int) -> Tensor:
     if several and bool((given == MISSING).all()):
         raise ValueError("every label is −1: no annotator has given any")
     return given
+
+
+def _warn_of_poor_probs(given: Tensor, errors: LabelErrors) -> None:
+    """Warn where the probabilities know hardly more than the frequencies of the classes, or other classes."""
+    known, entropy = given != MISSING, 0.0
+    for each in given.T:
+        labels = each[each != MISSING]
+        entropy -= float((labels.bincount().double()[labels] / max(1, len(labels))).log().sum()) / len(given)
+    nll, count = float(errors.losses.mean()), int(known.sum())
+    if count < FEWEST_FOR_WARNING:
+        return
+    if nll > HARDLY_LEARNED * entropy or errors.expected_wrong > MOST_WRONG * count:
+        warnings.warn(
+            f"probs hardly predict the labels: {errors.expected_wrong / count:.0%} of them seem wrong, and "
+            f"the NLL of an example is {nll:.3f} where the frequencies of the classes have {entropy:.3f}. "
+            "What is found means little: check that the columns of probs are in the order of the class "
+            "numbers, train longer, or take more examples",
+            stacklevel=3,
+        )
 
 
 def _warn_of_training_probs(given: Tensor, log_probs: Tensor) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from hetsngp.labels.label_errors import LabelErrors, find_label_errors
+from hetsngp.labels.label_errors import LabelErrors, errors_of_folds
 from hetsngp.validation import check_positive, check_seed
 
 # Share of the examples whose labels only compare rounds, and the fewest examples for that: with fewer they
@@ -37,7 +37,7 @@ class Correction:
     """Label errors after the chosen round; ``errors.clean_probs`` are the targets to train on."""
     round: int
     """Chosen round, from 1."""
-    losses: tuple[float, ...] = field(default=())
+    losses: tuple[float, ...] = ()
     """Mean −log P(given label | x) of the judges after each round that was tried."""
     probs: Any = None
     """Out-of-sample probabilities (N, K) of the chosen round."""
@@ -77,16 +77,16 @@ def correct_in_rounds(
     trained = ~judges if len(given) >= FEWEST_EXAMPLES else np.ones(len(given), dtype=bool)
 
     def judged(probs: Any) -> float:
-        return float(find_label_errors(given[judges], probs[judges]).losses.mean())
+        return float(errors_of_folds(given[judges], probs[judges]).losses.mean())
 
     def untrained(probs: Any) -> float:
-        return float(find_label_errors(given, probs).losses.mean())
+        return float(errors_of_folds(given, probs).losses.mean())
 
     targets, best, losses = given, None, []
     for number in range(1, rounds + 1):
         first = number == 1
         probs = cross_fit(targets, trained, untrained if first else judged)
-        errors = find_label_errors(given, probs, estimate_from=None if first else judges)
+        errors = errors_of_folds(given, probs, estimate_from=None if first else judges)
         losses.append(judged(probs) if not judges.all() else float(errors.losses.mean()))
         if on_round is not None:
             on_round(number, errors, losses[-1])

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from hetsngp.labels.transition import TransitionFit, fit_transition
 
-# Sharpenings tried, by factors of √2: downhill from one, within these bounds.
-STEP, LEAST, MOST = math.sqrt(2), 0.25, 32.0
+# Sharpenings tried, 2^(i/2): downhill from one, i from −4 to 10.
+LEAST, MOST = -4, 10
 # Examples × classes that the sharpening is chosen by; more are drawn from at random.
 SEARCH_CELLS = 2**22
 # Standard errors of the difference by which a sharpening is measurably worse than the best.
@@ -42,13 +42,13 @@ def choose_sharpening(log_probs: Tensor, given: Tensor) -> tuple[float, set[floa
 
     def loss(power: int) -> Tensor:
         if power not in fits:
-            fits[power] = fit_transition(sharpened(log_probs, STEP**power), given)
+            fits[power] = fit_transition(sharpened(log_probs, _power(power)), given)
         return fits[power].loss
 
     best = 0
     for direction in (1, -1):
         power = best + direction
-        while LEAST <= STEP**power <= MOST:
+        while LEAST <= power <= MOST:
             difference = loss(power) - loss(best)
             if float(difference.mean()) < 0:
                 best = power
@@ -59,7 +59,11 @@ def choose_sharpening(log_probs: Tensor, given: Tensor) -> tuple[float, set[floa
     worse = {power: fit.loss - fits[best].loss for power, fit in fits.items()}
     as_good = {power for power, d in worse.items() if float(d.mean()) <= MEASURABLE * standard_error(d)}
     chosen = best + 1 if best + 1 in as_good else best
-    return STEP**chosen, {STEP**power for power in as_good}
+    return _power(chosen), {_power(power) for power in as_good}
+
+
+def _power(index: int) -> float:
+    return float(2.0 ** (index / 2))
 
 
 def standard_error(values: Tensor) -> float:

@@ -13,7 +13,8 @@ from hetsngp.nn.heads import GaussianHead
 from hetsngp.nn.latent import RandomFeatureGP
 from hetsngp.posterior.calibration import CALIBRATION_BATCH_SIZE, HeldOut
 
-# Largest K·m²·(m + n), multiplications, for calibration: some minutes of one core. Beyond it is left out.
+# Largest K·m²·(m + n), multiplications, for calibration: some minutes of one core. Beyond it calibration does
+# without.
 MAX_OPERATIONS = 10**12
 # Examples at a time for which a triangular system is solved.
 CHUNK = 2**14
@@ -57,9 +58,12 @@ def leave_one_out_shift(
 
     One Newton step from the MAP estimate, as in approximate leave-one-out cross-validation:
     f⁻ᵢ = f + v·g/(1 − w·v), with g and w the gradient and curvature of the example's loss in f and
-    v = φᵀ(ΦᵀWΦ + I)⁻¹φ, for each class separately. Curvature averaged over classes would need one matrix
-    instead of K, but biases the temperature by more than the additional examples improve it. Labels y (n,) or
-    soft targets (n, K). ``progress`` is called with 1 after each class.
+    v = φᵀ(ΦᵀWΦ + I)⁻¹φ, for each class separately. Two classes move against each other under the softmax,
+    so that their curvatures add, which is exact; more are taken as independent, which makes shifts up to a
+    quarter too large or too small (one matrix of all classes would be exact). Curvature averaged over
+    classes would need one matrix instead of K, but biases the temperature by more than the additional
+    examples improve it. Labels y (n,) or soft targets (n, K). ``progress`` is called with 1 after each
+    class.
     """
     head, latent = model.head, _latent(model)
     assert isinstance(head, GaussianHead)
@@ -67,7 +71,9 @@ def leave_one_out_shift(
         phi = torch.cat([latent.features(rows) for rows in h.split(CALIBRATION_BATCH_SIZE)])
         parts = zip(h.split(CALIBRATION_BATCH_SIZE), y.split(CALIBRATION_BATCH_SIZE), strict=True)
         gradients, curvatures = zip(*(_gradient_and_curvature(head, *part) for part in parts), strict=True)
-        gradient, curvature = torch.cat(gradients) * weight[:, None], torch.cat(curvatures) * weight[:, None]
+        coupling = 2.0 if model.num_classes == 2 and not head.sigmoid else 1.0
+        gradient = torch.cat(gradients) * weight[:, None]
+        curvature = torch.cat(curvatures) * weight[:, None] * coupling
         shift = torch.empty_like(gradient)
         for c in range(model.num_classes):
             precision = (phi.mT * curvature[:, c]) @ phi

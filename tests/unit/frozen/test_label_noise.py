@@ -55,7 +55,7 @@ def test_each_example_is_predicted_as_by_a_fit_without_it(
         rest = every.copy()
         rest[row] = False
         exact[place] = fitter(given.numpy(), rest, None)[row]
-    monkeypatch.setattr(label_noise, "leave_one_out_shift", lambda _, h, *rest: h.new_zeros(len(h), 3))
+    monkeypatch.setattr(label_noise, "leave_one_out_shift", lambda _, h, *rest, **_more: h.new_zeros(len(h), 3))
     seen = of({**FITTED})(given.numpy(), every, None)
     error, change = np.abs(found[some] - exact).mean(), np.abs(seen[some] - exact).mean()
     assert change > 0.01

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from tests.unit.labels.made_noise import alike, draw, noisy, pairs
 
 import hetsngp
-from hetsngp.labels import LabelErrors, find_label_errors
+from hetsngp.labels import LabelErrors, class_confusions, find_label_errors
 from hetsngp.labels import sharpening as sharpening_module
 from hetsngp.labels.transition import MISSING
 
@@ -471,3 +472,58 @@ def test_several_annotators_have_no_file(tmp_path: Path) -> None:
     errors = find_label_errors(np.stack([LABELS, LABELS], 1), PROBS)
     with pytest.raises(ValueError, match=r"numpy\.savetxt"):
         errors.to_csv(tmp_path / "errors.csv")
+
+
+# --- what a user may give by mistake ------------------------------------------------------------------------
+
+
+def test_one_hot_labels_are_not_taken_for_annotators() -> None:
+    data = noisy(0, 50, pairs(4, 0.2))
+    with pytest.raises(ValueError, match=r"labels\.argmax\(1\)"):
+        find_label_errors(np.eye(4, dtype=int)[data.given], data.probs)
+    several = np.stack([data.given] * 4, 1)  # as many annotators as classes
+    assert find_label_errors(several, data.probs).labels.shape == (50, 4)
+
+
+def test_labels_with_nan_are_told_to_be_minus_one() -> None:
+    data = noisy(0, 50, pairs(4, 0.2))
+    given = np.stack([data.given, data.given], 1).astype(float)
+    given[::3, 0] = np.nan
+    with pytest.raises(TypeError, match=r"nan_to_num\(labels, nan=-1\)"):
+        find_label_errors(given, data.probs)
+    find_label_errors(np.nan_to_num(given, nan=-1).astype(int), data.probs)
+
+
+def test_probabilities_that_know_nothing_are_called_so() -> None:
+    data = noisy(0, 400, pairs(4, 0.1))
+    noise = np.random.default_rng(0).dirichlet(np.ones(4), 400)
+    for probs in (noise, np.roll(data.probs, 1, axis=1)):
+        with pytest.warns(UserWarning, match="hardly predict the labels"):
+            find_label_errors(data.given, probs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        find_label_errors(data.given, data.probs)
+        find_label_errors(data.given[:90], noise[:90])  # too few to say
+
+
+def test_the_result_has_the_probabilities_and_may_have_names(tmp_path: Path) -> None:
+    data = noisy(0, 60, pairs(3, 0.2))
+    errors = find_label_errors(data.given, data.probs)
+    assert errors.probs is data.probs
+    named = replace(errors, class_names=("cat", "dog", "eel"))
+    named.to_csv(tmp_path / "named.csv")
+    rows = list(csv.DictReader((tmp_path / "named.csv").open()))
+    assert {row["given_label"] for row in rows} == {"cat", "dog", "eel"}
+    assert class_confusions(named).class_names == ("cat", "dog", "eel")
+    named.to_csv(tmp_path / "other.csv", class_names=["a", "b", "c"])
+    assert "cat" not in (tmp_path / "other.csv").read_text()
+
+
+def test_a_label_of_which_nothing_is_known_has_no_score(tmp_path: Path) -> None:
+    data = noisy(0, 60, pairs(3, 0.2))
+    errors = find_label_errors(data.given, data.probs)
+    unknown = errors.wrong_probability.copy()
+    unknown[7] = np.nan
+    replace(errors, wrong_probability=unknown).to_csv(tmp_path / "errors.csv")
+    [row] = [row for row in csv.DictReader((tmp_path / "errors.csv").open()) if row["index"] == "7"]
+    assert (row["label_score"], row["is_label_issue"]) == ("", "False")

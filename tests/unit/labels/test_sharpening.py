@@ -12,10 +12,7 @@ from tests.unit.labels.made_noise import alike, noisy, pairs
 
 from hetsngp.labels import find_label_errors
 from hetsngp.labels.sharpening import (
-    LEAST,
-    MOST,
     SEARCH_CELLS,
-    STEP,
     choose_sharpening,
     sample,
     sharpened,
@@ -26,7 +23,7 @@ from hetsngp.labels.transition import fit_transition
 
 def steps(value: float, blur: float) -> float:
     """Steps of the grid by which a sharpening is larger than the true one."""
-    return math.log(value / blur, STEP)
+    return math.log(value / blur, 2**0.5)
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0, 3.0])
@@ -65,28 +62,38 @@ def test_what_is_as_good_is_not_measurably_worse() -> None:
     data = noisy(2, 1500, pairs(4, 0.2), blur=2.0)
     log_probs, given = torch.from_numpy(data.probs).log(), torch.from_numpy(data.given)[:, None]
     chosen, as_good = choose_sharpening(log_probs, given)
-    grid = [STEP**power for power in range(-4, 11) if LEAST <= STEP**power <= MOST]
+    grid = [2 ** (power / 2) for power in range(-4, 11)]
     losses = {s: fit_transition(sharpened(log_probs, s), given).loss for s in grid}
     best = min(grid, key=lambda s: float(losses[s].mean()))
     worse = {s: losses[s] - losses[best] for s in grid}
     expected = {s for s, d in worse.items() if float(d.mean()) <= 2 * float(d.std()) / math.sqrt(1500)}
     assert {round(s, 6) for s in as_good} == {round(s, 6) for s in expected}
-    assert chosen == pytest.approx(best * STEP if min(abs(s / best - STEP) for s in as_good) < 1e-6 else best)
+    assert chosen == pytest.approx(
+        best * 2**0.5 if min(abs(s / best - 2**0.5) for s in as_good) < 1e-6 else best
+    )
 
 
 def test_without_information_the_bounds_hold() -> None:
     """Probabilities that are all equal say nothing, whatever their exponent."""
     given = torch.arange(60).remainder(3)[:, None]
     chosen, as_good = choose_sharpening(torch.full((60, 3), 1 / 3).log(), given)
-    assert LEAST <= chosen <= MOST
-    assert all(LEAST <= s <= MOST for s in as_good)
+    assert 0.25 <= chosen <= 32
+    assert all(0.25 <= s <= 32 for s in as_good)
 
 
 def test_certain_and_correct_probabilities_stay_within_the_bounds() -> None:
     given = torch.arange(300).remainder(3)
     probs = 0.98 * torch.eye(3)[given] + 0.02 / 3
     chosen, as_good = choose_sharpening(probs.log(), given[:, None])
-    assert all(LEAST <= s <= MOST for s in {chosen, *as_good})
+    assert all(0.25 <= s <= 32 for s in {chosen, *as_good})
+
+
+def test_both_ends_of_the_search_are_tried() -> None:
+    data = noisy(0, 400, np.eye(3), spread=6.0)
+    for sharpness, end in ((1e-3, 32.0), (300.0, 0.25)):
+        log_probs = sharpened(torch.as_tensor(np.log(data.probs)).float(), sharpness)
+        _, as_good = choose_sharpening(log_probs, torch.as_tensor(data.true).unsqueeze(1))
+        assert end in as_good
 
 
 def test_few_examples_are_all_used_and_of_many_a_part() -> None:

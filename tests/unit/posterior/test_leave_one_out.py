@@ -46,21 +46,26 @@ def rows(weight: Tensor = ONES) -> list[tuple[Tensor, ...]]:
     return list(zip(*(t.split(20) for t in (X.double(), Y, weight)), strict=True))
 
 
-def refitted_without(model: hetsngp.Classifier, row: int, weight: Tensor) -> Tensor:
+def refitted_without(
+    model: hetsngp.Classifier, row: int, weight: Tensor, x: Tensor = X, y: Tensor | None = None
+) -> Tensor:
     """f at a training point, of a MAP estimate that is found anew without it."""
-    phi = model.head.latent.features(X.double()).detach()  # type: ignore[union-attr, operator]
+    phi = model.head.latent.features(x.double()).detach()  # type: ignore[union-attr, operator]
+    labels, classes = Y if y is None else y, model.num_classes
     rest = weight.clone()
     rest[row] = 0.0
 
     def objective(flat: Any) -> tuple[float, Any]:
-        beta = torch.tensor(flat).reshape(phi.shape[1], 3).requires_grad_()
-        loss = (rest * F.cross_entropy(phi @ beta, Y, reduction="none")).sum() + 0.5 * beta.square().sum()
+        beta = torch.tensor(flat).reshape(phi.shape[1], classes).requires_grad_()
+        loss = (rest * F.cross_entropy(phi @ beta, labels, reduction="none")).sum()
+        loss = loss + 0.5 * beta.square().sum()
         loss.backward()  # type: ignore[no-untyped-call]
         assert beta.grad is not None
         return float(loss.detach()), beta.grad.numpy().ravel()
 
-    found = minimize(objective, np.zeros(phi.shape[1] * 3), jac=True, method="BFGS", options={"gtol": 1e-5})
-    return phi[row] @ torch.tensor(found.x).reshape(-1, 3)
+    start = np.zeros(phi.shape[1] * classes)
+    found = minimize(objective, start, jac=True, method="BFGS", options={"gtol": 1e-5})
+    return phi[row] @ torch.tensor(found.x).reshape(-1, classes)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -86,6 +91,27 @@ def test_it_is_nearly_what_a_fit_without_the_example_says(
         float(F.cross_entropy(t, labels)) for t in (f[some], (f + found.shift)[some], exact)
     )
     assert abs(guessed - true) < 0.25 * abs(seen - true)
+
+
+@pytest.mark.parametrize(("classes", "scale"), [(2, 1.0), (3, 1.0), (3, 5.0), (3, 0.2), (5, 1.0)])
+def test_shifts_have_the_size_of_those_of_real_fits(
+    classes: int, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only the direction: too large shifts would make a model look worse out of sample than it is."""
+    x, y = toy.blobs(classes, 120 // classes, flip=0.3)
+    weight = torch.full((len(y),), scale, dtype=torch.float64)
+    model = toy.inducing(x, classes=classes, random_features=26, dataset_size=len(y))
+    model.dataset_size = float(weight.sum())
+    monkeypatch.setattr(lbfgs, "MIN_GAIN", 1e-10)
+    lbfgs.fit_map([model], [[(x.double(), y, torch.ones_like(weight))]])
+    shift = leave_one_out.leave_one_out_shift(model, x.double(), y, weight)
+    some = list(range(0, len(y), 5))
+    with torch.no_grad():
+        f = model.head.latent(x.double(), posterior=False).mean  # type: ignore[union-attr]
+    exact = torch.stack([refitted_without(model, row, weight, x, y) for row in some]) - f[some]
+    exact, guessed = (t - t.mean(1, keepdim=True) for t in (exact, shift[some]))
+    slope = float((exact * guessed).sum() / exact.square().sum())
+    assert slope == pytest.approx(1.0, abs=0.1 if classes == 2 else 0.25)
 
 
 def test_it_is_a_newton_step_of_the_loss_without_the_example() -> None:
