@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hetsngp.fitting.progress import Progress
-from hetsngp.fitting.table_trainer import TableTrainer, TrainingTable, fold_rows
+from hetsngp.fitting.table_trainer import TableTrainer, TrainingTable, table_folds
 from hetsngp.labels.label_errors import LabelErrors, find_label_errors
 from hetsngp.labels.rounds import Correction, Score, correct_in_rounds
 
@@ -56,7 +56,7 @@ class TableCrossFit:
         Folds are those of the given labels, whatever the targets.
         """
         table = replace(self.table, y=np.asarray(targets))
-        places = fold_rows(self.table, self._folds, self.seed)
+        places = table_folds(self.table, self._folds, self.seed)
         pairs = []
         for place in places:
             others = np.array(trained)

@@ -192,7 +192,7 @@ def split(table: TrainingTable, fraction: float, seed: int) -> list[tuple[Traini
     return pairs
 
 
-def fold_rows(table: TrainingTable, folds: int, seed: int) -> list[Any]:
+def table_folds(table: TrainingTable, folds: int, seed: int) -> list[Any]:
     """Indices of the examples of each fold, stratified by class; examples with the same x are in one fold."""
     pieces = np.array_split(_stratified_order(table, seed), folds)
     return [np.flatnonzero(np.isin(table.group, piece)) for piece in pieces]

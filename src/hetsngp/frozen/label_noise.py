@@ -20,8 +20,8 @@ from hetsngp.fitting.table_trainer import (
     TableTrainer,
     TrainingTable,
     can_precompute,
-    fold_rows,
     precomputed,
+    table_folds,
 )
 from hetsngp.frozen.features import FeatureSet
 from hetsngp.frozen.head import (
@@ -340,7 +340,7 @@ class _FrozenCrossFit:
     def _by_folds(self, table: TrainingTable, trained: Any, options: Options) -> Any:
         """Probabilities of the parts of the table that models of the others predict."""
         sample, everything = self.make(options), np.arange(len(table.y))
-        places = fold_rows(self.table, self.folds, self.seeds[0])
+        places = table_folds(self.table, self.folds, self.seeds[0])
         pairs = []
         for place in places:
             rest = np.setdiff1d(everything, place)

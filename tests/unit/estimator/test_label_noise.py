@@ -22,7 +22,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import hetsngp
 from hetsngp import HetSNGPClassifier
 from hetsngp.fitting import table_trainer
-from hetsngp.fitting.table_trainer import TableTrainer, TrainingTable, fold_rows
+from hetsngp.fitting.table_trainer import TableTrainer, TrainingTable, table_folds
 from hetsngp.labels import rounds
 from hetsngp.models.methods import METHODS
 
@@ -162,7 +162,7 @@ def test_no_example_is_predicted_from_its_own_label() -> None:
     X, y = blobs(50)
     fit = small("deterministic", epochs=1)._training_data(X, y, None).cross_fit(False)
     given, everyone = fit.table.y, np.ones(50, dtype=bool)
-    before, places = fit(given, everyone), fold_rows(fit.table, 5, fit.seed)
+    before, places = fit(given, everyone), table_folds(fit.table, 5, fit.seed)
     assert sorted(np.concatenate(places)) == list(range(50))
     for i in (places[0][0], places[3][2]):
         flipped = given.copy()
