@@ -61,7 +61,8 @@ class OutOfSample:
     """Out-of-sample probabilities, made by :func:`out_of_sample_probs`."""
 
     probs: Any
-    """P(label | x) of each example by a model that was not trained on its label: (N, K) NumPy array."""
+    """P(label | x) of each example by a model that was not trained on its label: (N, K) NumPy array, in the
+    order of the data; examples of weight zero are not in it."""
     how: str
     """"leave-one-out", from one fit; or "5 folds (why)"."""
     amplitude: float | None
@@ -100,7 +101,7 @@ def out_of_sample_probs(
     out-of-sample NLL of the given labels. ``model`` itself does not change; ``data`` is a loader of (x, y),
     or features from :func:`hetsngp.extract_features`. ``options`` are those of :func:`hetsngp.fit_head`,
     e.g. ``method="sngp"``, which takes a third of the time of "hetsngp" and ranks wrong labels as well
-    (experiments/label_noise).
+    (experiments/label_noise). Examples of weight zero are left out of the result.
 
     >>> import hetsngp, torch
     >>> from torch import nn
@@ -149,7 +150,6 @@ def correct_labels(
 
     found = correct_in_rounds(fitter.table.y, cross_fit, rounds=rounds, seed=seed, on_round=on_round)
     weight = torch.from_numpy(fitter.table.weight).float()
-    # In the order of the data, in which examples of weight zero are missing.
     features = FeatureSet(
         torch.from_numpy(fitter.table.x),
         torch.from_numpy(found.errors.clean_probs),

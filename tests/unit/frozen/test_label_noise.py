@@ -55,7 +55,9 @@ def test_each_example_is_predicted_as_by_a_fit_without_it(
         rest = every.copy()
         rest[row] = False
         exact[place] = fitter(given.numpy(), rest, None)[row]
-    monkeypatch.setattr(label_noise, "leave_one_out_shift", lambda _, h, *rest, **_more: h.new_zeros(len(h), 3))
+    monkeypatch.setattr(
+        label_noise, "leave_one_out_shift", lambda _, h, *rest, **_more: h.new_zeros(len(h), 3)
+    )
     seen = of({**FITTED})(given.numpy(), every, None)
     error, change = np.abs(found[some] - exact).mean(), np.abs(seen[some] - exact).mean()
     assert change > 0.01
@@ -194,6 +196,25 @@ def test_examples_of_weight_zero_are_left_out() -> None:
     weighted = correct_labels(toy.frozen("sngp"), [(X, GIVEN, weight)], rounds=1, **FITTED)
     assert weighted.features is not None
     assert torch.equal(weighted.features.weight, weight[kept])
+
+
+@pytest.mark.parametrize("weight", [0.2, 5.0])
+def test_weights_of_another_scale_do_not_tell_the_label(weight: float) -> None:
+    """Against folds: an example of weight five is left out as a whole."""
+    data = [(X, GIVEN, torch.full((180,), weight))]
+    by_fit = out_of_sample_probs(toy.frozen("sngp"), data, **FITTED)
+    by_folds = out_of_sample_probs(toy.frozen("sngp"), data, folds=20, **FITTED)
+    assert abs(nll(by_fit.probs, GIVEN) - nll(by_folds.probs, GIVEN)) < 0.04
+
+
+def test_two_classes_are_predicted_as_by_folds() -> None:
+    x, true = toy.blobs(2, 100)
+    given = torch.from_numpy(draw(alike(2, 0.3)[true.numpy()], np.random.default_rng(0)))
+    options = {"amplitude": 5.0, "random_features": 64}
+    by_fit = out_of_sample_probs(toy.frozen("sngp", classes=2), [(x, given)], **options)
+    by_folds = out_of_sample_probs(toy.frozen("sngp", classes=2), [(x, given)], folds=20, **options)
+    assert np.abs(by_fit.probs - by_folds.probs).mean() < 0.03
+    assert abs(nll(by_fit.probs, given) - nll(by_folds.probs, given)) < 0.02
 
 
 def test_the_model_and_the_global_random_state_stay_as_they_are() -> None:
