@@ -186,9 +186,9 @@ def test_keys_move_decide_and_undo(
     page = open_page(page_file)
     shown = flagged(errors)
     key = page.keyboard.press
-    key("y")  # no card has the focus
+    page.evaluate("scrollTo(0, 0)")
+    key("y")  # the first card is selected, and below the window: nothing is decided that cannot be seen
     assert decided(page).startswith("0 of")
-    key("j")
     assert focused(page) == 0
     for pressed, place in (("ArrowRight", 1), ("j", 2), ("k", 1), ("ArrowLeft", 0), ("ArrowLeft", 0)):
         key(pressed)
@@ -228,6 +228,27 @@ def test_keys_move_decide_and_undo(
     page.locator("#search").focus()
     page.keyboard.type("dnyu")  # letters of a search are no decisions
     assert decided(page).startswith("4 of")
+
+
+def test_the_first_card_is_selected_without_a_click(open_page: Callable[..., Any], page_file: Path) -> None:
+    """At the start and after filtering, visibly."""
+    page = open_page(page_file)
+
+    def outlined() -> list[int]:
+        return page.evaluate(  # type: ignore[no-any-return]
+            "[...document.querySelectorAll('.card')].flatMap((card, place) => "
+            "getComputedStyle(card).outlineStyle === 'solid' ? [place] : [])"
+        )
+
+    assert (focused(page), outlined()) == (-1, [0])
+    page.locator(".card").nth(0).scroll_into_view_if_needed()
+    page.keyboard.press("n")
+    assert page.locator(".card .decision").nth(0).inner_text() == "✓ kept"
+    assert (focused(page), outlined()) == (1, [1])
+    page.locator("#state").select_option("undecided")
+    assert outlined() == [0]
+    page.locator('.map .cell[data-given="1"][data-suggested="0"]').click()
+    assert (focused(page), outlined()) == (0, [0])
 
 
 def test_choices_outlive_the_page_and_belong_to_the_audit(
@@ -320,7 +341,6 @@ def test_filters_sorting_and_search(
     choose("suggested", "0")
     check([i for i in listed if errors.labels[i] == 1 and errors.suggested[i] == 0])
     page.get_by_role("button", name="Clear").click()
-    page.wait_for_function("which.value === 'flagged' && given.value === ''")
     check(shown)
     choose("sort", "name")
     check(sorted(shown))  # 9.png before 10.png

@@ -196,6 +196,8 @@
   function makeCard(row) {
     const [given, suggested] = [data.classes[data.given[row]], data.classes[data.suggested[row]]];
     const agrees = data.given[row] === data.suggested[row];
+    // Flagged, and the given label is still the most probable single class: the next one is suggested.
+    const doubt = agrees || data.suggested[row] === data.top[row][0] ? "" : " ?";
     const top = data.top[row].map((label, place) =>
       element("li", {}, element("span", { class: "digit" }, String(place + 1)),
         element("span", { class: "class", title: data.classes[label] }, data.classes[label]),
@@ -205,7 +207,7 @@
     const name = element("span", { class: "name", title: data.names[row] }, element("bdi", {}, data.names[row]));
     const labels = agrees
       ? [element("span", { title: given }, given)]
-      : [element("del", { title: given }, given), " ", element("ins", { title: suggested }, `→ ${suggested}`)];
+      : [element("del", { title: given }, given), " ", element("ins", { title: suggested }, `→ ${suggested}${doubt}`)];
     const actions = [action("keep", "n", `Keep ${given}`, "keep")];
     if (!agrees) actions.push(action("change", "y", `Change to ${suggested}`, "accept"));
     actions.push(other, action("drop", "d", "Drop", "drop"));
@@ -265,6 +267,11 @@
     current = list[page * PER_PAGE];
     render();
     cards.scrollIntoView({ block: "start" });
+  }
+
+  function seen(card) { // its middle is in the window, below the toolbar
+    const { top, bottom } = card.getBoundingClientRect();
+    return top + bottom > 200 && top + bottom < 2 * innerHeight;
   }
 
   function select(row) {
@@ -330,6 +337,7 @@
     }
     refilter();
     $("review").scrollIntoView();
+    cardOf(current)?.focus({ preventScroll: true });
   }
 
   // --- what a person does ----------------------------------------------------------------------------------
@@ -362,15 +370,17 @@
   const KEYS = { y: "accept", n: "keep", d: "drop" };
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select, textarea")) return;
-    const card = event.target.closest(".card");
+    const card = cardOf(current);
     const place = list.indexOf(current);
     const columns = getComputedStyle(cards).gridTemplateColumns.split(" ").length;
     const steps = { ArrowLeft: -1, k: -1, ArrowRight: 1, j: 1 };
-    if (card) Object.assign(steps, { ArrowUp: -columns, ArrowDown: columns });
+    if (card?.contains(event.target)) Object.assign(steps, { ArrowUp: -columns, ArrowDown: columns });
     const label = card && /^[1-9]$/.test(event.key) ? data.top[current][Number(event.key) - 1] : undefined;
-    if (event.key in steps) moveTo(card ? place + steps[event.key] : place);
-    else if (event.key === "u") undo();
-    else if (card && (event.key in KEYS || label !== undefined)) {
+    const acting = card && (event.key in steps || event.key in KEYS || label !== undefined);
+    if (event.key === "u") undo();
+    else if (acting && !seen(card)) moveTo(place); // what cannot be seen is not decided
+    else if (acting && event.key in steps) moveTo(place + steps[event.key]);
+    else if (acting) {
       if (label !== undefined) toClass(current, label);
       else acts[KEYS[event.key]](current);
       moveTo(place + 1);
@@ -391,7 +401,10 @@
   });
   $("filters").addEventListener("submit", (event) => event.preventDefault());
   $("filters").addEventListener("input", refilter);
-  $("filters").addEventListener("reset", () => setTimeout(refilter));
+  $("clear").addEventListener("click", () => {
+    $("filters").reset();
+    refilter();
+  });
   addEventListener("storage", (event) => { // the same page in another tab
     if (event.key !== STORE) return;
     decisions = stored();

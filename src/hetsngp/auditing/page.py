@@ -16,7 +16,7 @@ import numpy as np
 
 from hetsngp.auditing.examples import Examples
 from hetsngp.files import write_text
-from hetsngp.labels import LabelErrors
+from hetsngp.labels import LabelErrors, class_confusions
 from hetsngp.serving.text_tables import printable
 from hetsngp.validation import check_choice
 
@@ -47,7 +47,6 @@ def write_page(
     key: str,
     title: str,
     notes: Sequence[str] = (),
-    confusions: Any | None = None,
     most: int = 5000,
 ) -> None:
     """Write a page for the review of an audit, which needs a browser and nothing else: no server, no network.
@@ -65,8 +64,6 @@ def write_page(
         key: Column of ``choices.csv``: "path", which holds ``names``, or "index", their numbers.
         title: Heading.
         notes: Sentences below the numbers, such as how the audit was made.
-        confusions: Expected number of examples of each given (row) and true class, (K, K); None: the sums of
-            ``errors.clean_probs``.
         most: Largest number of examples on the page.
     """
     count, num_classes = errors.clean_probs.shape
@@ -93,7 +90,7 @@ def write_page(
     # Choices belong to these examples with these labels and suggestions.
     data["audit"] = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
     data |= {"kind": examples.kind, "contents": _contents(examples, chosen.tolist())}
-    counts = _confusions(errors) if confusions is None else np.asarray(confusions, dtype=np.float64)
+    counts = class_confusions(errors).counts
     folder = Path(__file__).parent
     script, style = ((folder / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
     text = _template(folder / "page.html.j2").render(
@@ -116,6 +113,16 @@ def write_page(
 
 
 # --- the data of the cards --------------------------------------------------------------------------------
+
+
+def other_classes(errors: LabelErrors) -> Any:
+    """Suggested class of each example; of a flagged label that is still the most probable class, the next."""
+    found = errors.suggested.copy()
+    rows = np.flatnonzero(errors.is_wrong & (found == errors.labels))
+    probs = errors.clean_probs[rows]
+    probs[np.arange(len(rows)), found[rows]] = -1
+    found[rows] = probs.argmax(1)
+    return found
 
 
 def check_paths(names: Sequence[str]) -> None:
@@ -142,7 +149,7 @@ def _data(errors: LabelErrors, chosen: Any, names: Sequence[str], key: str) -> d
         "ids": [names[i] if key == "path" else str(i) for i in chosen.tolist()],
         "names": [printable(str(names[i])) for i in chosen.tolist()],
         "given": errors.labels[chosen].tolist(),
-        "suggested": errors.suggested[chosen].tolist(),
+        "suggested": other_classes(errors)[chosen].tolist(),
         "wrong": [round(p, 4) for p in errors.wrong_probability[chosen].tolist()],
         "flagged": errors.is_wrong[chosen].astype(int).tolist(),
         "top": top.tolist(),
@@ -251,15 +258,8 @@ def _classes(errors: LabelErrors, shown: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _confusions(errors: LabelErrors) -> Any:
-    """Expected number of examples of each given and true class: (K, K)."""
-    counts = np.zeros((errors.clean_probs.shape[1],) * 2)
-    np.add.at(counts, errors.labels, errors.clean_probs)
-    return counts
-
-
 def _pairs(counts: Any, shown: Sequence[str]) -> list[dict[str, Any]]:
-    """Most frequent confusions, of at least half an example."""
+    """Most frequent confusions, of at least half an example; ``counts`` by true and given class."""
     wrong = counts * (1 - np.eye(len(counts)))
     largest = wrong.max() or 1.0
     order = np.argsort(-wrong, axis=None, kind="stable")[:MOST_PAIRS]
@@ -269,11 +269,11 @@ def _pairs(counts: Any, shown: Sequence[str]) -> list[dict[str, Any]]:
             "given": given,
             "true": true,
             "names": (shown[given], shown[true]),
-            "count": _count(wrong[given, true]),
-            "bar": round(100 * wrong[given, true] / largest, 1),
+            "count": _count(wrong[true, given]),
+            "bar": round(100 * wrong[true, given] / largest, 1),
         }
-        for given, true in pairs
-        if wrong[given, true] >= 0.5
+        for true, given in pairs
+        if wrong[true, given] >= 0.5
     ]
 
 
@@ -284,14 +284,14 @@ def _map(counts: Any, shown: Sequence[str]) -> dict[str, Any]:
         {
             "given": given,
             "true": true,
-            "x": true * CELL,
-            "y": given * CELL,
+            "x": given * CELL,
+            "y": true * CELL,
             # Areas look in proportion to their shade; the root makes small counts visible.
             "shade": 0.0 if given == true else round(math.sqrt(count / largest), 3),
             "text": _short(count) if count >= 0.5 else "",
-            "title": f"{shown[given]} → {shown[true]}: {_count(count)}",
+            "title": f"true class {shown[true]}, given label {shown[given]}: {_count(count)}",
         }
-        for (given, true), count in np.ndenumerate(counts)
+        for (true, given), count in np.ndenumerate(counts)
     ]
     side = CELL * len(counts)
     left = round(14 + LETTER * min(LONGEST, max(map(len, shown))))

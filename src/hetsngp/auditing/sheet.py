@@ -9,8 +9,10 @@ import numpy as np
 import torch
 
 from hetsngp.auditing.examples import Examples
+from hetsngp.auditing.page import other_classes
 from hetsngp.labels import LabelErrors
-from hetsngp.serving.contact_sheet import MAX_IMAGES, SheetCell, draw_sheet
+from hetsngp.serving.contact_sheet import MAX_IMAGES, MAX_LETTERS, SheetCell, draw_sheet
+from hetsngp.serving.text_tables import printable
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; the probability is also written below.
 WRONG, OTHER = "#D55E00", "#0072B2"
@@ -28,18 +30,34 @@ def draw_suspicious(
     names: Sequence[str],
 ) -> None:
     """Write a PNG file with the 64 images whose labels are most probably wrong: given → suggested class, and
-    the probability that the given label is wrong.
+    the probability that the given label is wrong. A class with a question mark is the most probable one but
+    for the given label, which is more probable still.
     """
     if examples.kind != "image":
         raise ValueError(f"a contact sheet shows images, not a {examples.kind}: write the page of the audit")
-    cells = []
+    cells, others = [], other_classes(errors)
     for i in errors.order[:MAX_IMAGES].tolist():
         picture = examples.content(i)
         picture.thumbnail((LARGEST, LARGEST))
         pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
-        change = [class_names[errors.labels[i]], f"→ {class_names[errors.suggested[i]]}"]
-        wrong = f"P(wrong) {errors.wrong_probability[i]:.2f}"
-        name = Path(names[i]).name or names[i]
+        doubt = " ?" if others[i] != errors.suggested[i] else ""
+        change = [class_names[errors.labels[i]], f"→ {class_names[others[i]]}{doubt}"]
+        wrong = f"P(wrong) {_probability(errors.wrong_probability[i])}"
+        name = _end(printable(names[i]))
         cells.append(SheetCell(pixels, name, [*change, wrong], WRONG if errors.is_wrong[i] else OTHER))
     colours = {cell.colour for cell in cells}
     draw_sheet(cells, {c: text for c, text in MEANINGS.items() if c in colours}, path)
+
+
+def _probability(p: float) -> str:
+    """Two digits; "> 0.99" and "< 0.01" are not certain.
+
+    >>> _probability(0.99996), _probability(0.9), _probability(0.001)
+    ('> 0.99', '0.90', '< 0.01')
+    """
+    return "> 0.99" if p >= 0.995 else "< 0.01" if p < 0.005 else f"{p:.2f}"
+
+
+def _end(name: str) -> str:
+    """End of a path, which has the folder of the class where it is short, and the number of the file."""
+    return name if len(name) <= MAX_LETTERS else f"…{name[1 - MAX_LETTERS :]}"

@@ -15,12 +15,14 @@ import pytest
 import torch
 from PIL import Image
 
+from hetsngp.auditing import sheet
 from hetsngp.auditing.examples import Examples, ImageExamples, TableExamples, TextExamples
-from hetsngp.auditing.page import write_page
-from hetsngp.auditing.sheet import draw_suspicious
+from hetsngp.auditing.page import other_classes, write_page
+from hetsngp.auditing.sheet import _end, draw_suspicious
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.files import ImageFiles
-from hetsngp.labels import LabelErrors, find_label_errors
+from hetsngp.labels import LabelErrors, class_confusions, find_label_errors
+from hetsngp.serving.contact_sheet import SheetCell
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&quot;'\"<!--"
 
@@ -72,6 +74,27 @@ def test_the_data_are_those_of_the_audit(tmp_path: Path) -> None:
         assert data["flagged"][place] == (wrong[i] > 0.5)
         probs = sorted(errors.clean_probs[i].tolist(), reverse=True)[:3]
         assert data["probs"][place] == pytest.approx(probs, abs=1e-4)
+
+
+def make_doubtful() -> LabelErrors:
+    """Of the first example the given label is wrong with 0.6, and still the most probable class."""
+    errors = make_errors()
+    errors.clean_probs[0] = np.roll([0.4, 0.1, 0.3, 0.2], errors.labels[0])
+    errors.wrong_probability[0] = 0.6
+    return errors
+
+
+def test_of_a_flagged_label_another_class_is_suggested(tmp_path: Path) -> None:
+    errors = make_doubtful()
+    given = int(errors.labels[0])
+    assert errors.suggested[0] == given
+    others = other_classes(errors)
+    assert others[0] == (given + 2) % 4
+    assert np.array_equal(others[1:], errors.suggested[1:])
+    assert not (others == errors.labels)[errors.is_wrong].any()
+    _, data = page_of(tmp_path / "page.html", errors, images(errors))
+    place = data["ids"].index("0")
+    assert (data["suggested"][place], data["top"][place][:2]) == (others[0], [given, others[0]])
 
 
 def test_the_key_index_has_numbers_and_most_bounds_the_list(tmp_path: Path) -> None:
@@ -174,18 +197,33 @@ def test_the_map_has_the_expected_confusions(tmp_path: Path) -> None:
     for i in range(900):
         for k in range(4):
             counts[errors.labels[i], k] += float(errors.clean_probs[i, k])
-    given = np.arange(16.0).reshape(4, 4) * 100
-    for expected, confusions in ((counts, None), (given, given)):
-        text, _ = page_of(tmp_path / "page.html", errors, images(errors, 2), most=5, confusions=confusions)
-        titles = dict(re.findall(r"<title>(class \d → class \d): ([\d,.< ]+)</title>", unescape(text)))
-        assert len(titles) == 16
-        for (row, column), count in np.ndenumerate(expected):
-            shown = titles[f"class {row} → class {column}"]
-            assert shown == "< 0.1" or float(shown.replace(",", "")) == pytest.approx(count, abs=0.51)
-        wrong = expected * (1 - np.eye(4))
-        first = re.search(r'data-given="(\d)" data-suggested="(\d)">class', text)
-        assert first is not None
-        assert (int(first[1]), int(first[2])) == divmod(int(wrong.argmax()), 4)
+    text, _ = page_of(tmp_path / "page.html", errors, images(errors, 2), most=5)
+    pattern = r"<title>true class class (\d), given label class (\d): ([\d,.< ]+)</title>"
+    titles = {(int(given), int(true)): count for true, given, count in re.findall(pattern, unescape(text))}
+    assert len(titles) == 16
+    for pair, count in np.ndenumerate(counts):
+        shown = titles[pair]
+        assert shown == "< 0.1" or float(shown.replace(",", "")) == pytest.approx(count, abs=0.51)
+    first = re.search(r'data-given="(\d)" data-suggested="(\d)">class', text)
+    assert first is not None
+    assert (int(first[1]), int(first[2])) == divmod(int((counts * (1 - np.eye(4))).argmax()), 4)
+
+
+def test_rows_of_the_map_are_true_classes_as_in_confusions_png(tmp_path: Path) -> None:
+    """Zeros are labelled as ones, and ones as nothing else."""
+    true = np.arange(300) % 3
+    given = np.where((true == 0) & (np.arange(300) < 120), 1, true)
+    errors = find_label_errors(given, np.full((300, 3), 0.05) + 0.85 * np.eye(3)[true], sharpening=1.0)
+    text, _ = page_of(tmp_path / "page.html", errors, images(errors, 2), most=5)
+    cells = re.findall(r'class="cell" data-given="(\d)" data-suggested="(\d)">(.*?)</g>', text, re.S)
+    shaded = {
+        (int(given), int(true)): re.findall(r'class="shade" x="([\d.]+)" y="([\d.]+)"', cell)
+        for given, true, cell in cells
+        if 'fill-opacity="1.0"' in cell
+    }
+    assert shaded == {(1, 0): [("30.5", "0.5")]}  # second column, first row
+    largest = np.argwhere(class_confusions(errors).counts * (1 - np.eye(3)) > 20)
+    assert largest.tolist() == [[0, 1]]
 
 
 @pytest.mark.parametrize(("num_classes", "drawn"), [(2, True), (12, True), (30, True), (31, False)])
@@ -327,3 +365,20 @@ def test_the_sheet_shows_the_most_suspicious(tmp_path: Path) -> None:
         draw_suspicious(
             tmp_path / "no.png", errors, TextExamples(["a"] * 150), class_names=list("abcd"), names=names
         )
+
+
+def test_the_sheet_names_the_end_of_a_path_and_a_question_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells: list[SheetCell] = []
+    monkeypatch.setattr(sheet, "draw_sheet", lambda drawn, legend, path: cells.extend(drawn))
+    errors = make_doubtful()
+    place = next(n for n, i in enumerate(errors.order) if i == 0)
+    names, classes = [f"ship/{i}.png" for i in range(150)], list("abcd")
+    draw_suspicious(tmp_path / "no.png", errors, images(errors), class_names=classes, names=names)
+    given = int(errors.labels[0])
+    assert place < 64
+    assert cells[place].title == "ship/0.png"
+    assert list(cells[place].below) == [classes[given], f"→ {classes[(given + 2) % 4]} ?", "P(wrong) 0.60"]
+    assert sum("?" in line for cell in cells for line in cell.below) == 1
+    assert _end("a/long/folder/ship/12345.png") == "…g/folder/ship/12345.png"
