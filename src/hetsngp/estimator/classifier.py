@@ -202,7 +202,7 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         correction: Correction | None = None
         if self.label_noise is not None:
             found = data.cross_fit(bool(self.verbose)).correct()
-            correction = correction_of_examples(found, data.rows, data.codes)
+            correction = correction_of_examples(found, data.rows, data.codes, classes)
             table = replace(table, y=found.errors.clean_probs, label=table.y)
         if self.class_weight is not None:
             table = table.with_class_weights(data.by_class)
@@ -239,7 +239,8 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         example of weight zero is left out, and its ``wrong_probability`` is NaN. A class with a single
         example is unknown to the model that predicts it, and this label counts as wrong.
 
-        ``labels`` and ``suggested`` are class numbers in the order of ``np.unique(y)``.
+        ``labels`` and ``suggested`` are class numbers in the order of ``np.unique(y)``, and ``class_names``
+        are these labels as strings, so that ``to_csv`` and :func:`hetsngp.class_confusions` show them.
 
         >>> from sklearn.datasets import load_iris
         >>> iris = load_iris()
@@ -255,7 +256,7 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         estimator = clone(self)
         data = estimator._training_data(X, y, sample_weight)
         errors = data.cross_fit(bool(estimator.verbose)).find_errors()
-        return errors_of_examples(errors, data.rows, data.codes)
+        return errors_of_examples(errors, data.rows, data.codes, data.classes)
 
     def _training_data(self, X: Any, y: Any, sample_weight: Any) -> _TrainingData:
         """Check parameters and examples, and merge equal examples."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from hetsngp.fitting.progress import Progress
-from hetsngp.fitting.table_trainer import TableTrainer, TrainingTable, table_folds
-from hetsngp.labels.label_errors import LabelErrors, find_label_errors
+from hetsngp.fitting.table_trainer import TableTrainer, TrainingTable, fold_pairs, table_folds
+from hetsngp.labels.label_errors import LabelErrors, errors_of_folds
 from hetsngp.labels.rounds import Correction, Score, correct_in_rounds
 
 FOLDS = 5
@@ -38,17 +35,16 @@ class TableCrossFit:
         if self.num_classes == 1:
             return _of_one_class(self.table)
         given = self.table.y
-        with _out_of_sample():
-            return find_label_errors(given, self(given, np.ones(len(given), dtype=bool)))
+        return errors_of_folds(given, self(given, np.ones(len(given), dtype=bool)))
 
     def correct(self) -> Correction:
         """Labels of the table, corrected in rounds."""
         if self.num_classes == 1:
-            return Correction(_of_one_class(self.table), 1, (0.0,), np.ones((len(self.table.y), 1)))
-        with _out_of_sample():
-            return correct_in_rounds(
-                self.table.y, self, rounds=MAX_ROUNDS, seed=self.seed, on_round=self._show_round
-            )
+            errors = _of_one_class(self.table)
+            return Correction(errors, 1, (0.0,), errors.probs)
+        return correct_in_rounds(
+            self.table.y, self, rounds=MAX_ROUNDS, seed=self.seed, on_round=self._show_round
+        )
 
     def __call__(self, targets: Any, trained: Any, score: Score | None = None) -> Any:
         """Probabilities (n, K) of the rows by models of the other folds; there is no setting to choose.
@@ -57,11 +53,7 @@ class TableCrossFit:
         """
         table = replace(self.table, y=np.asarray(targets))
         places = table_folds(self.table, self._folds, self.seed)
-        pairs = []
-        for place in places:
-            others = np.array(trained)
-            others[place] = False
-            pairs.append((table.rows(others), table.rows(place)))
+        pairs = fold_pairs(table, places, trained)
         with Progress(self.trainer.schedule.epochs, len(pairs), self.show) as progress:
             found = self.trainer.fold_probs(pairs, progress)
         probs = np.empty((len(table.y), self.num_classes), dtype=np.float32)
@@ -88,8 +80,9 @@ class TableCrossFit:
             )
 
 
-def errors_of_examples(errors: LabelErrors, rows: Any, given: Any) -> LabelErrors:
-    """Label errors of examples with labels ``given`` (N,), from those of their ``rows`` (N,) of a table.
+def errors_of_examples(errors: LabelErrors, rows: Any, given: Any, classes: Any) -> LabelErrors:
+    """Label errors of examples with labels ``given`` (N,), numbers of ``classes`` (K,), from those of their
+    ``rows`` (N,) of a table.
 
     Examples in no row (−1), which have weight zero, keep their labels, with NaN for what is not known.
     """
@@ -109,34 +102,29 @@ def errors_of_examples(errors: LabelErrors, rows: Any, given: Any) -> LabelError
         expected_wrong=expected,
         expected_wrong_interval=(low, high),
         losses=np.where(known, errors.losses[rows], np.nan),
+        probs=np.where(known[:, None], errors.probs[rows], np.nan),
+        class_names=tuple(map(str, classes)),
     )
 
 
-def correction_of_examples(correction: Correction, rows: Any, given: Any) -> Correction:
+def correction_of_examples(correction: Correction, rows: Any, given: Any, classes: Any) -> Correction:
     """Correction of examples, from that of their rows of a table, as :func:`errors_of_examples`."""
-    probs = np.where((rows >= 0)[:, None], correction.probs[rows], np.nan)
-    return replace(correction, errors=errors_of_examples(correction.errors, rows, given), probs=probs)
+    errors = errors_of_examples(correction.errors, rows, given, classes)
+    return replace(correction, errors=errors, probs=errors.probs)
 
 
 def _of_one_class(table: TrainingTable) -> LabelErrors:
     """Label errors where there is no other class that could be the true one."""
-    zeros = np.zeros(len(table.y))
+    zeros, ones = np.zeros(len(table.y)), np.ones((len(table.y), 1))
     return LabelErrors(
         labels=table.y,
         wrong_probability=zeros,
         suggested=table.y,
-        clean_probs=np.ones((len(table.y), 1)),
+        clean_probs=ones,
         transition=np.ones((1, 1)),
         expected_wrong=0.0,
         expected_wrong_interval=(0.0, 0.0),
         sharpening=1.0,
         losses=zeros,
+        probs=ones,
     )
-
-
-@contextmanager
-def _out_of_sample() -> Iterator[None]:
-    """Without the warning that probabilities look like those of training examples: these are of folds."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*of the labels are the most probable class of probs")
-        yield

@@ -50,9 +50,9 @@ GP_LR_MULTIPLIER = 3.0
 
 @dataclass(frozen=True)
 class TrainingTable:
-    """Examples: ``x`` (n, d); class numbers ``y`` (n,), soft targets or multi-hot labels (n, K); positive
-    ``weight`` (n,); ``group`` (n,), a number that examples with equal x share; ``label`` (n,), class numbers
-    by which soft targets are split.
+    """Examples: ``x`` (n, d); class numbers ``y`` (n,), soft targets or multi-hot labels (n, K); ``weight``
+    (n,), positive except in the held-out parts of :func:`fold_pairs`; ``group`` (n,), a number that examples
+    with equal x share; ``label`` (n,), class numbers by which soft targets are split.
     """
 
     x: Any
@@ -198,6 +198,23 @@ def table_folds(table: TrainingTable, folds: int, seed: int) -> list[Any]:
     return [np.flatnonzero(np.isin(table.group, piece)) for piece in pieces]
 
 
+def fold_pairs(
+    table: TrainingTable, places: Sequence[Any], trained: Any
+) -> list[tuple[TrainingTable, TrainingTable]]:
+    """(Training, held-out) pairs of the folds ``places``; only examples ``trained`` (n,) bool have a say.
+
+    The others are in no training part. They are held out with weight zero, so that they are predicted and
+    their targets choose neither a number of epochs nor a temperature.
+    """
+    pairs = []
+    for place in places:
+        others = np.array(trained)
+        others[place] = False
+        held_out = table.rows(place)
+        pairs.append((table.rows(others), replace(held_out, weight=held_out.weight * trained[place])))
+    return pairs
+
+
 def _stratified_order(table: TrainingTable, seed: int) -> Any:
     """Groups of equal x in an order of which every interval has about the same share of each class."""
     rng = np.random.default_rng(seed)
@@ -289,21 +306,15 @@ class TableTrainer:
         """Probabilities of each held-out part by the model that was trained on the other examples.
 
         All models train for the number of epochs that is best for all held-out examples together, which also
-        set one temperature.
+        set one temperature; those of weight zero are only predicted.
         """
         models, pairs = self._train_folds(pairs, progress)[:2]
         with ExitStack() as stack:
             for model in models:
                 stack.enter_context(evaluating(model))
-            held_out = [
-                (m, collect_held_out(m, _eval_batches(m, part)))
-                for m, (_, part) in zip(models, pairs, strict=True)
-            ]
-            choose_temperature(held_out)
-            return [
-                torch.cat([m.head.log_probs(h).exp() for h, _, _ in examples.chunks()]).cpu()
-                for m, examples in held_out
-            ]
+            batches = [(m, _eval_batches(m, part)) for m, (_, part) in zip(models, pairs, strict=True)]
+            choose_temperature([(m, collect_held_out(m, part)) for m, part in batches])
+            return [torch.cat([m(x).exp() for x, _, _ in part]).cpu() for m, part in batches]
 
     def _train_folds(
         self, pairs: Sequence[tuple[TrainingTable, TrainingTable]], progress: Progress

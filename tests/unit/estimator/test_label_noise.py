@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import hetsngp
 from hetsngp import HetSNGPClassifier
+from hetsngp.estimator import label_noise
 from hetsngp.fitting import table_trainer
 from hetsngp.fitting.table_trainer import TableTrainer, TrainingTable, table_folds
 from hetsngp.labels import rounds
@@ -173,10 +175,38 @@ def test_no_example_is_predicted_from_its_own_label() -> None:
                 assert off_proportion(after[place], before[place]) < 1e-5
             else:
                 assert off_proportion(after[place], before[place]) > 1e-3
-        # A judge is in no model's training.
-        judged = fit(given, everyone & (np.arange(50) != i)), fit(flipped, everyone & (np.arange(50) != i))
-        assert off_proportion(*judged) < 1e-5
-        assert off_proportion(judged[0], before) > 1e-3
+        assert off_proportion(fit(given, everyone & (np.arange(50) != i)), before) > 1e-3
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_targets_of_untrained_rows_change_nothing(soft: bool) -> None:
+    """They choose neither the number of epochs nor the temperature, and no model is trained on them."""
+    X, y = blobs(100)
+    fit = small("deterministic", epochs=8)._training_data(X, y, None).cross_fit(False)
+    judges = np.random.default_rng(0).random(100) < 0.4
+    targets = np.eye(3)[fit.table.y] if soft else fit.table.y
+    others = np.where(judges[:, None] if soft else judges, np.roll(targets, 1, -1) if soft else 0, targets)
+    assert np.abs(targets - others)[judges].sum() > 20
+    np.testing.assert_array_equal(fit(targets, ~judges), fit(others, ~judges))
+    everyone = np.ones(100, dtype=bool)
+    assert np.abs(fit(targets, everyone) - fit(others, everyone)).max() > 0.01
+
+
+def test_untrained_rows_are_predicted_by_the_model_of_the_trained_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the epochs and the temperature that they have where the untrained rows do not exist."""
+    X, y = blobs(100)
+    fit = small("deterministic", epochs=8)._training_data(X, y, None).cross_fit(False)
+    judges = np.random.default_rng(0).random(100) < 0.4
+    places = table_folds(fit.table, 5, fit.seed)
+    probs = fit(fit.table.y, ~judges)
+    new = np.cumsum(~judges) - 1
+    inner = [new[place[~judges[place]]] for place in places]
+    monkeypatch.setattr(label_noise, "table_folds", lambda *args: inner)
+    alone = replace(fit, table=fit.table.rows(~judges))(fit.table.y[~judges], np.ones((~judges).sum(), bool))
+    np.testing.assert_allclose(probs[~judges], alone, rtol=1e-4, atol=1e-6)
+    assert np.isfinite(probs[judges]).all()
 
 
 def test_probabilities_of_folds_are_calibrated() -> None:
@@ -317,8 +347,13 @@ def test_labels_of_any_kind_and_any_order() -> None:
         small().find_label_errors(X, labels)
         for labels in (given, given * 10 - 7, given.tolist(), names[given])
     )
-    same_errors(numbers, spaced)
+    same_errors(numbers, replace(spaced, class_names=numbers.class_names))
     same_errors(numbers, listed)
+    assert [e.class_names for e in (numbers, spaced, named)] == [
+        tuple("012"),
+        ("-7", "3", "13"),
+        tuple("abc"),
+    ]
     assert (np.unique(names)[named.labels] == names[given]).all()
     assert (np.unique(names)[named.suggested] != names[y]).sum() <= 3 < (given != y).sum() / 2
     clf = correcting().fit(X, names[given])
@@ -355,6 +390,8 @@ def test_weights_are_repetition_and_zero_is_left_out() -> None:
     assert np.isnan(a.losses[out]).all()
     assert np.isfinite(a.wrong_probability[~out]).all()
     np.testing.assert_array_equal(a.suggested[out], given[out])
+    assert np.isnan(a.probs[out]).all()
+    np.testing.assert_array_equal(a.probs.repeat(weight, 0), b.probs)
     np.testing.assert_array_equal(a.clean_probs[out], np.eye(3)[given[out]])
     assert not a.is_wrong[out].any()
     for errors in (a, b):
