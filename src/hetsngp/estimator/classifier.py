@@ -46,12 +46,19 @@ try:
     from sklearn.utils import check_random_state
     from sklearn.utils.class_weight import compute_class_weight
     from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+    from sklearn.utils.validation import (
+        _check_sample_weight,
+        check_consistent_length,
+        check_is_fitted,
+        validate_data,
+    )
 except ImportError as error:
     raise ImportError(
         "HetSNGPClassifier needs scikit-learn 1.6 or later: pip install 'hetsngp[sklearn]'"
     ) from error
 
+# Tolerance for the sum of a row of soft targets.
+SUM_TOLERANCE = 1e-3
 # Up to this many columns the network is at least as wide as the table, so that its first layer can be an
 # isometry; a wider table passes through a trained linear layer, which keeps no distances.
 WIDEST_ISOMETRY = 1024
@@ -60,10 +67,11 @@ WIDEST_ISOMETRY = 1024
 class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
     """A spectrally bounded residual MLP under any method of :func:`hetsngp.build`.
 
-    Columns are standardised. A part of the data is held out for early stopping and to calibrate temperature
-    and posterior. Equal examples of one class are merged into one of their total weight, so that
-    ``sample_weight`` and repetition are the same thing. Training runs in float32, posterior and predictions
-    in float64. All randomness comes from ``random_state``.
+    Labels are of any kind, or soft targets (see :meth:`fit`). Columns are standardised. A part of the data is
+    held out for early stopping and to calibrate temperature and posterior. Equal examples of one class are
+    merged into one of their total weight, so that ``sample_weight`` and repetition are the same thing.
+    Training runs in float32, posterior and predictions in float64. All randomness comes from
+    ``random_state``.
 
     Args:
         method: Any name in :data:`hetsngp.models.methods.METHODS`.
@@ -81,13 +89,15 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
             fewer than 20 examples, or a share of 0, nothing is held out: all epochs are run and the model is
             not calibrated (``report_.held_out`` is 0).
         class_weight: None, "balanced", or a dict from label to weight; multiplies ``sample_weight``. Where
-            labels are corrected it counts by the true class, and for the final model only.
-        label_noise: None: train on y as given. "correct": some labels are wrong. In up to three rounds models
-            of five folds predict each example without having seen it, P(true label | x, given label) is made
-            of that (:func:`hetsngp.find_label_errors`), and these are the targets of the next round, and of
-            the model in the end. Trains ten or fifteen models more. See :meth:`predict_proba` for what it
-            predicts then. To balance classes give ``class_weight``: ``sample_weight`` is how often an example
-            was seen, and would make the labels of a class with small weights look wrong.
+            labels are corrected it counts by the true class, and for the final model only; "balanced" is then
+            of the corrected numbers of examples.
+        label_noise: None: train on y as given. "correct": some labels are wrong. It takes ten to twenty times
+            as long, since ten or fifteen models more are trained; ``verbose=True`` shows the rounds. In up to
+            three rounds models of five folds predict each example without having seen it, P(true label | x,
+            given label) is made of that (:func:`hetsngp.find_label_errors`), and these are the targets of the
+            next round, and of the model in the end. See :meth:`predict_proba` for what it predicts then. To
+            balance classes give ``class_weight``: ``sample_weight`` is how often an example was seen, and
+            would make the labels of a class with small weights look wrong.
         mixup: α of mixup, 0 for none; training mixes each batch with a permutation of itself
             (:func:`hetsngp.fitting.mixup.mixed_batch`), which is one way not to learn wrong labels by heart.
         device: Device to train and predict on, e.g. "cuda"; None: the CPU, which is faster for small tables.
@@ -196,8 +206,14 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
     # --- fitting ----------------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> HetSNGPClassifier:
-        """Train on X (n, d) with labels y (n,); an example of ``sample_weight`` 2 counts as two."""
-        data = self._training_data(X, y, sample_weight)
+        """Train on X (n, d) with labels y (n,); an example of ``sample_weight`` 2 counts as two.
+
+        y may be soft targets, floats (n, K) for K ≥ 2 classes, not negative and with the sum one in each row:
+        how probable each class is, such as the shares of the annotators' labels, or ``clean_probs`` of a
+        :class:`hetsngp.LabelErrors`. ``classes_`` is then 0 … K−1. They are split by the most probable class,
+        and ``class_weight`` w multiplies the loss of each class by its weight: −Σ_k w_k q_k log p_k.
+        """
+        data = self._training_data(X, y, sample_weight, soft=self.label_noise is None)
         classes, table, trainer = data.classes, data.table, data.trainer
         correction: Correction | None = None
         if self.label_noise is not None:
@@ -205,7 +221,11 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
             correction = correction_of_examples(found, data.rows, data.codes, classes)
             table = replace(table, y=found.errors.clean_probs, label=table.y)
         if self.class_weight is not None:
-            table = table.with_class_weights(data.by_class)
+            by_class = data.by_class
+            if correction is not None and isinstance(self.class_weight, str):
+                totals = corrected_totals(data.table.class_weights(len(classes)), table)
+                by_class = class_weights(self.class_weight, classes, totals)
+            table = table.with_class_weights(by_class)
         pairs = split(table, self.validation_fraction, data.seeds[0])
         one_part = len(pairs) == 1
         mean, scale = (pairs[0][0] if one_part else table).moments()
@@ -258,19 +278,31 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         errors = data.cross_fit(bool(estimator.verbose)).find_errors()
         return errors_of_examples(errors, data.rows, data.codes, data.classes)
 
-    def _training_data(self, X: Any, y: Any, sample_weight: Any) -> _TrainingData:
-        """Check parameters and examples, and merge equal examples."""
+    def _training_data(self, X: Any, y: Any, sample_weight: Any, *, soft: bool = False) -> _TrainingData:
+        """Check parameters and examples, and merge equal ones; ``soft``: whether y may be soft targets."""
         self._check_parameters()
         device = self._device()
-        X, y = validate_data(self, X, y, dtype=np.float64)
-        check_classification_targets(y)
-        classes, codes = np.unique(y, return_inverse=True)
+        targets = soft_targets(y)
+        if targets is None:
+            X, y = validate_data(self, X, y, dtype=np.float64)
+            check_classification_targets(y)
+            classes, codes = np.unique(y, return_inverse=True)
+        elif soft:
+            X = validate_data(self, X, dtype=np.float64)
+            check_consistent_length(X, targets)
+            classes = np.arange(targets.shape[1])
+            codes = targets.argmax(1)
+        else:
+            raise ValueError(
+                f"y are soft targets {targets.shape}, and wrong labels are found among labels (n,): give the "
+                "labels as they are, or y.argmax(1); to train on soft targets fit with label_noise=None"
+            )
         weight = example_weights(sample_weight, X)
-        by_class = class_weights(self.class_weight, classes, codes, weight)
         # One seed each for the split, the initial weights, the order of batches, the integration points, and
         # the folds that find wrong labels.
         seeds = check_random_state(self.random_state).randint(np.iinfo(np.int32).max, size=5).tolist()
-        table, rows = merge_with_rows(X, codes, weight)
+        table, rows = merge_with_rows(X, codes if targets is None else targets, weight)
+        by_class = class_weights(self.class_weight, classes, table.class_weights(len(classes)))
         trainer = TableTrainer(
             functools.partial(self._build, len(classes), seeds[1], device),
             self._schedule(),
@@ -378,7 +410,7 @@ class _TrainingData:
     classes: Any
     """Labels (K,), sorted."""
     codes: Any
-    """Class number of each example: (n,)."""
+    """Class number of each example: (n,); of soft targets the most probable."""
     by_class: Any
     """Weight of each class: (K,)."""
     table: TrainingTable
@@ -411,18 +443,52 @@ def example_weights(sample_weight: Any, X: Any) -> Any:
     return weight
 
 
-def class_weights(class_weight: Any, classes: Any, codes: Any, weight: Any) -> Any:
-    """Weights (K,) of ``classes``, of examples with class numbers ``codes`` (n,) and ``weight`` (n,)."""
+def soft_targets(y: Any) -> Any:
+    """Soft targets (n, K) in float64, with the sum one in each row; None where ``y`` is something else."""
+    try:
+        values = np.asarray(y)
+    except ValueError:  # of rows of different lengths, for which scikit-learn has an error
+        return None
+    if values.ndim != 2 or values.shape[1] < 2 or len(values) == 0 or values.dtype.kind not in "fiub":
+        return None
+    if values.dtype.kind != "f":
+        if np.isin(values, (0, 1)).all() and (values.sum(1) == 1).all():
+            raise ValueError(
+                f"y {values.shape} of {values.dtype} looks one-hot: give class numbers, y.argmax(1), or soft "
+                "targets as floats, y.astype(float)"
+            )
+        return None
+    values = values.astype(np.float64)
+    total = values.sum(1, keepdims=True)
+    if not ((values >= 0).all() and (np.abs(total - 1) <= SUM_TOLERANCE).all()):
+        raise ValueError(
+            f"y of floats {values.shape} are soft targets, which must be probabilities, not negative and "
+            "with the sum one in each row: y / y.sum(axis=1, keepdims=True); labels must be (n,)"
+        )
+    return values / total
+
+
+def corrected_totals(given: Any, table: TrainingTable) -> Any:
+    """Total weight (K,) of each class by the corrected targets of ``table``; ``given``: by the given labels.
+
+    At least one example of each class that has one: the small probabilities of a class of which nothing is
+    left would get weights of any size. None of a class whose examples have weight zero.
+    """
+    corrected = table.class_weights(len(given))
+    return np.where(given > 0, np.maximum(corrected, np.minimum(given, 1.0)), 0.0)
+
+
+def class_weights(class_weight: Any, classes: Any, totals: Any) -> Any:
+    """Weights (K,) of ``classes``, of which the examples have the total weights ``totals`` (K,)."""
     if class_weight is None:
         return np.ones(len(classes))
     if isinstance(class_weight, str):
         check_choice("class_weight", class_weight, ["balanced"])
-        totals = np.bincount(codes, weights=weight)  # by weight, as if repeated
-        present = np.count_nonzero(totals)
-        return weight.sum() / (present * np.where(totals > 0, totals, 1.0))
-    by_class = compute_class_weight(class_weight, classes=classes, y=classes[codes])
+        present = np.count_nonzero(totals)  # by weight, as if repeated
+        return totals.sum() / (present * np.where(totals > 0, totals, 1.0))
+    by_class = compute_class_weight(class_weight, classes=classes, y=classes)
     if not (np.isfinite(by_class) & (by_class >= 0)).all():
         raise ValueError(f"class_weight must be finite and not negative, got {class_weight!r}")
-    if not (weight * by_class[codes] > 0).any():
+    if not (totals * by_class > 0).any():
         raise ValueError(f"class_weight={class_weight!r} leaves no example a positive weight")
     return by_class

@@ -149,7 +149,7 @@ def merge_duplicates(x: Any, y: Any, weight: Any) -> TrainingTable:
     """Merge equal examples of one class, adding their weights; the values determine the order.
 
     A weight and that many copies then give the same table, in whatever order they came. Examples of weight
-    zero are dropped.
+    zero are dropped. ``y`` may be soft targets (n, K), of which equal ones are merged.
     """
     return merge_with_rows(x, y, weight)[0]
 
@@ -160,9 +160,13 @@ def merge_with_rows(x: Any, y: Any, weight: Any) -> tuple[TrainingTable, Any]:
     x, y, weight = np.ascontiguousarray(x[counts]) + 0.0, y[counts], weight[counts]  # −0.0 becomes 0.0
     as_bytes = x.view(np.dtype((np.void, x.itemsize * x.shape[1]))).ravel()
     group = np.unique(as_bytes, return_inverse=True)[1].reshape(-1)
-    pair = group * (int(y.max()) + 1) + y
+    # −y: one-hot targets come in the order of the classes.
+    target = y if y.ndim == 1 else np.unique(-y, axis=0, return_inverse=True)[1].reshape(-1)
+    pair = group * (int(target.max()) + 1) + target
     _, first, row = np.unique(pair, return_index=True, return_inverse=True)
-    table = TrainingTable(x[first], y[first], np.bincount(row.reshape(-1), weights=weight), group[first])
+    totals = np.bincount(row.reshape(-1), weights=weight)
+    label = None if y.ndim == 1 else y[first].argmax(1)
+    table = TrainingTable(x[first], y[first], totals, group[first], label)
     rows = np.full(len(counts), -1)
     rows[counts] = row.reshape(-1)
     return table, rows

@@ -212,6 +212,84 @@ def test_balanced_is_the_formula() -> None:
     same(by_hand.predict_uncertainty(X), got.predict_uncertainty(X), rtol=1e-5)
 
 
+@pytest.mark.parametrize("class_weight", [None, "balanced", {0: 3.0}])
+def test_one_hot_targets_are_class_numbers(class_weight: Any) -> None:
+    X, y = blobs(60)
+    X, y = np.vstack([X, X[:9]]), np.concatenate([y, (y[:9] + 1) % 3])
+    weight = np.random.default_rng(0).integers(0, 3, len(y))
+    hard, soft = (
+        small("sngp", class_weight=class_weight).fit(X, targets, sample_weight=weight)
+        for targets in (y, np.eye(3)[y])
+    )
+    np.testing.assert_allclose(soft.predict_proba(X), hard.predict_proba(X), atol=2e-3)
+    assert soft.classes_.tolist() == [0, 1, 2]
+    assert soft.predict(X).dtype.kind == "i"
+    assert soft.report_.held_out == hard.report_.held_out
+
+
+def test_soft_targets_are_learned_and_calibrated() -> None:
+    X, _ = blobs(300, 2)
+    q = np.full((300, 2), [0.3, 0.7])
+    clf = small("sngp", epochs=15).fit(X, q)
+    assert np.abs(clf.predict_proba(X) - q).mean() < 0.02
+    np.testing.assert_allclose(clf.predict_proba(X), q, atol=0.1)
+    assert clf.report_.held_out == 300
+    assert (clf.predict(X) == 1).all()
+    q = np.where(X[:, :1] > X[:, :1].mean(), [0.2, 0.1, 0.7], [0.5, 0.5, 0.0])
+    for targets in (q, q.tolist(), np.float32(q)):
+        probs = small("deterministic", epochs=20).fit(X, targets).predict_proba(X)
+        assert np.abs(probs - q).mean() < 0.08
+
+
+def test_soft_targets_have_class_weights() -> None:
+    """Σ_k w_k q_k is the weight: the optimum is w_k q_k, relative to the sum."""
+    X, _ = blobs(300, 2)
+    q = np.full((300, 2), [0.3, 0.7])
+    for weights, first in (({0: 4.0, 1: 1.0}, 1.2 / 1.9), ("balanced", 0.5), ({1: 0.0}, 1.0)):
+        clf = small("deterministic", epochs=15, class_weight=weights).fit(X, q)
+        assert np.abs(clf.predict_proba(X)[:, 0] - first).mean() < 0.07
+    with pytest.raises(ValueError, match="leaves no example a positive weight"):
+        small(class_weight={1: 0.0}).fit(X, np.eye(2)[np.ones(300, dtype=int)])
+
+
+def test_merged_examples_keep_their_targets() -> None:
+    rng = np.random.default_rng(0)
+    x, q = rng.integers(0, 3, (80, 1)).astype(float), rng.integers(1, 3, (80, 3)).astype(float)
+    q, weight = q / q.sum(1, keepdims=True), rng.integers(0, 3, 80).astype(float)
+    merged, rows = table.merge_with_rows(x, q, weight)
+    assert len(merged.y) < 60 < (weight > 0).sum() + 20
+    np.testing.assert_array_equal(merged.x[rows[weight > 0]], x[weight > 0])
+    np.testing.assert_array_equal(merged.y[rows[weight > 0]], q[weight > 0])
+    np.testing.assert_array_equal(rows < 0, weight == 0)
+    np.testing.assert_allclose(merged.weight, np.bincount(rows[weight > 0], weights=weight[weight > 0]))
+    assert len(np.unique(np.hstack([merged.x, merged.y]), axis=0)) == len(merged.y)
+    np.testing.assert_array_equal(merged.label, merged.y.argmax(1))
+    order = rng.permutation(80)
+    again, _ = table.merge_with_rows(x[order], q[order], weight[order])
+    for name in ("x", "y", "weight", "group", "label"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(merged, name))
+
+
+@pytest.mark.parametrize(
+    ("targets", "words"),
+    [
+        (np.eye(2, dtype=int)[[0, 1] * 10], r"looks one-hot.* y\.argmax\(1\), or .* y\.astype\(float\)"),
+        (np.eye(2, dtype=bool)[[0, 1] * 10], "looks one-hot"),
+        (np.ones((20, 2), dtype=int), "multilabel-indicator|should be a 1d array"),
+        (np.arange(40).reshape(20, 2), "should be a 1d array"),
+        (np.full((20, 2), 0.7), r"sum one in each row: y / y\.sum"),
+        (np.full((20, 2), [-0.5, 1.5]), "not negative"),
+        (np.full((20, 2), np.nan), "must be probabilities"),
+        (np.full((19, 2), 0.5), "inconsistent numbers of samples"),
+        ([[0.5, 0.5], [1.0]] * 10, "inhomogeneous|1d array"),
+    ],
+)
+def test_bad_soft_targets_name_the_fix(targets: Any, words: str) -> None:
+    X, _ = blobs(20, 2)
+    with pytest.raises(ValueError, match=words):
+        small().fit(X, targets)
+
+
 def test_a_class_of_no_weight_is_known_but_not_expected() -> None:
     X, y = blobs(120, 3)
     clf = plain(class_weight={2: 0.0}).fit(X, y)

@@ -23,6 +23,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import hetsngp
 from hetsngp import HetSNGPClassifier
 from hetsngp.estimator import label_noise
+from hetsngp.estimator.classifier import corrected_totals
 from hetsngp.fitting import table_trainer
 from hetsngp.fitting.table_trainer import TableTrainer, TrainingTable, table_folds
 from hetsngp.labels import rounds
@@ -536,6 +537,37 @@ def test_class_weights_are_of_the_true_class() -> None:
     assert (second == 0).mean() < (plain == 0).mean() - 0.2
 
 
+def test_balanced_is_by_the_corrected_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each class has a third of the weight by the targets, and not by the given labels."""
+    seen: list[Any] = []
+    through = table_trainer.cross_fit_posterior
+    monkeypatch.setattr(
+        table_trainer, "cross_fit_posterior", lambda *a, **o: (seen.append(a[1]), through(*a, **o))[1]
+    )
+    X, y = make_blobs([16, 84, 100], 2, centers=[[0, 0], [8, 0], [0, 8]], random_state=0)
+    given, weight = uniform_flips(X, y, 0.3, 0), 1.0 + np.arange(200) % 2
+    clf = correcting(class_weight="balanced").fit(X, given, sample_weight=weight)
+    [batches] = seen
+    _, targets, weights = batches.tensors
+    np.testing.assert_allclose(weights @ targets, weight.sum() / 3, rtol=1e-6)
+    corrected, wrong, true = (
+        (weight @ part) / weight.sum() for part in (clf.label_errors_.clean_probs[:, 0], given == 0, y == 0)
+    )
+    assert corrected - true < 0.5 * (wrong - true)
+
+
+def test_a_class_of_which_nothing_is_left_is_not_balanced() -> None:
+    corrected = TrainingTable(
+        np.zeros((2, 1)),
+        np.array([[0.7, 0.29, 0.0, 0.01], [0.5, 0.49, 0.01, 0.0]]),
+        np.array([10, 20.0]),
+        None,
+    )
+    given = np.array([15.0, 14.5, 0.5, 0.0])
+    np.testing.assert_allclose(corrected_totals(given, corrected), [17, 12.7, 0.5, 0])
+    np.testing.assert_allclose(corrected_totals(given * 4, corrected), [17, 12.7, 1, 0])
+
+
 def test_class_weights_of_soft_targets_are_those_of_their_parts() -> None:
     """Σ_k w_k q_k log p_k, the loss of an example of each class k with weight q_k."""
     rng = np.random.default_rng(0)
@@ -566,6 +598,8 @@ def test_bad_data_name_the_fix(find: Any) -> None:
         find(X, X[:, 0])
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):
         find(X, y[:-1])
+    with pytest.raises(ValueError, match=r"soft targets \(20, 2\).* y\.argmax\(1\); .* label_noise=None"):
+        find(X, np.eye(2)[y])
 
 
 @pytest.mark.parametrize(
