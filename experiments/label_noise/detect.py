@@ -107,6 +107,21 @@ def compare(given: np.ndarray, true: np.ndarray, probs: np.ndarray) -> dict[str,
     return {"hetsngp": ours(given, true, probs), "cleanlab": cleanlab(given, true, probs)}
 
 
+def mixtures(given: np.ndarray, true: np.ndarray, arrays: dict[str, np.ndarray]) -> dict[str, float]:
+    """Average precision of other combinations of what is stored: linear and GP probabilities, and rounds."""
+    wrong, found = given != true, {}
+    for share in (0.25, 0.5, 0.75):
+        logits = (1 - share) * arrays["linear"].astype(np.float32) + share * arrays["gp"].astype(np.float32)
+        probs = np.exp(logits - logits.max(1, keepdims=True))
+        errors = hetsngp.find_label_errors(given, probs / probs.sum(1, keepdims=True))
+        found[f"{share:.0%} GP, {1 - share:.0%} linear, in logarithms"] = ranking(
+            wrong, errors.wrong_probability
+        )["ap"]
+    rounds = [np.clip(a, 1e-7, 1 - 1e-7) for name, a in arrays.items() if name.startswith("wrong after")]
+    found["mean of the logits of all rounds"] = ranking(wrong, sum(np.log(a / (1 - a)) for a in rounds))["ap"]
+    return found
+
+
 def measure(results: Path, labels: str, seed: int) -> dict[str, Any]:
     about = json.loads((results / f"probs-{labels}-{seed}.json").read_text())
     given, true = sets.given_labels(labels).numpy(), sets.true_labels(labels).numpy()
@@ -119,6 +134,8 @@ def measure(results: Path, labels: str, seed: int) -> dict[str, Any]:
         found[name] = compare(given, true, probs)
         found[name]["accuracy of given"] = float((probs.argmax(1) == given).mean())
         found[name]["accuracy of true"] = float((probs.argmax(1) == true).mean())
+        if name == "gp" and labels == "worse":
+            found["mixtures"] = mixtures(given, true, arrays)
         if name == "gp":
             found["sharpenings"] = sharpenings(given, true, probs)
     for number, of_round in enumerate(found["rounds"], start=1):

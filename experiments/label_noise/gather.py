@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import study
+from scipy.special import softmax
 from scipy.stats import rankdata
 from scipy.stats import t as student
 
@@ -61,13 +62,19 @@ def interval(differences: Sequence[float], digits: int = 4) -> str:
     return f"{short(centre, digits)} ({ends})"
 
 
+WAYS = ("deterministic, direct", "hetsngp, direct", "hetsngp, corrected")
+
+
 def people(results: Path) -> dict[str, Any]:
-    """Spearman correlations with the entropy of votes, and 95 % bootstrap intervals of their differences."""
+    """Spearman correlations with the entropy of votes: of everything that was tried as data uncertainty; and
+    95 % bootstrap intervals of differences.
+    """
     votes = load_cifar10h().double()
     share = votes / votes.sum(1, keepdim=True)
     entropy = -(share * share.clamp_min(1e-12).log()).sum(1).numpy()
-    rng, found = np.random.default_rng(0), {}
+    rng = np.random.default_rng(0)
     samples = [rng.integers(len(entropy), size=len(entropy)) for _ in range(RESAMPLES)]
+    found: dict[str, Any] = {"images without a vote against the label": float((entropy == 0).mean())}
     for labels in ("aggre", "random1"):
         arrays = []
         for seed in study.SEEDS:
@@ -76,7 +83,13 @@ def people(results: Path) -> dict[str, Any]:
                 return {}
             with np.load(file) as content:
                 arrays.append({name: content[name] for name in content.files})
-        for way in ("hetsngp, direct", "hetsngp, corrected"):
+        for way in WAYS:
+            tried = [candidates(a, way) for a in arrays]
+            found[f"{labels}, {way}: tried"] = {
+                name: statistics.mean(correlation(t[name], entropy) for t in tried) for name in tried[0]
+            } | {"mean over three heads": correlation(sum(t["data uncertainty"] for t in tried), entropy)}
+            found[f"{labels}, {way}: confidence"] = [float(-t["1 − largest"].mean() + 1) for t in tried]
+        for way in WAYS[1:]:
             data, model = f"{way}: data_uncertainty", f"{way}: model_uncertainty"
             for name, one, other in (
                 ("data − model", data, model),
@@ -94,8 +107,32 @@ def people(results: Path) -> dict[str, Any]:
     return found
 
 
+def candidates(arrays: dict[str, np.ndarray], way: str) -> dict[str, np.ndarray]:
+    """What could stand for data uncertainty."""
+    logits = arrays[f"{way}: probs"].astype(np.float64)
+    probs = softmax(logits, axis=1)
+    ordered = np.sort(probs, axis=1)
+    total = entropy_of(probs)
+    without_noise = entropy_of(softmax(arrays[f"{way}: clean_probs"].astype(np.float64), axis=1))
+    return {
+        "data uncertainty": arrays[f"{way}: data_uncertainty"],
+        "entropy of clean_probs": without_noise,
+        "what the noise adds to the entropy": total - without_noise,
+        "1 − largest": 1 - ordered[:, -1],
+        "margin": ordered[:, -2] - ordered[:, -1],
+        "half the temperature": entropy_of(softmax(2 * logits, axis=1)),
+        "twice the temperature": entropy_of(softmax(logits / 2, axis=1)),
+    }
+
+
+def entropy_of(probs: np.ndarray) -> np.ndarray:
+    return -(probs * np.log(np.maximum(probs, 1e-12))).sum(1)
+
+
 def correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Spearman's, as Pearson's of the ranks."""
+    """Spearman's, as Pearson's of the ranks; 0 where all values are equal but for rounding."""
+    if np.ptp(a) < 1e-9:
+        return 0.0
     return float(np.corrcoef(rankdata(a), rankdata(b))[0, 1])
 
 
@@ -250,6 +287,23 @@ def people_table(found: dict[str, Any]) -> str:
     return table([*head, "model, data held fixed", "data − model, 95 %"], rows)
 
 
+def tried_table(found: dict[str, Any]) -> str:
+    names = next(v for k, v in found["people"].items() if k.endswith(": tried"))
+    head = [f"{NOISES[labels]}, {way}" for labels in ("aggre", "random1") for way in WAYS]
+    rows = [
+        [
+            name,
+            *(
+                short(found["people"][f"{labels}, {way}: tried"][name])
+                for labels in ("aggre", "random1")
+                for way in WAYS
+            ),
+        ]
+        for name in names
+    ]
+    return table(["", *(h.replace("deterministic", "linear") for h in head)], rows)
+
+
 def folds_table(found: dict[str, Any]) -> str:
     rows = []
     for labels in ("worse", "random1", "aggre"):
@@ -299,6 +353,8 @@ def ideas_table(found: dict[str, Any]) -> str:
         )
         for number, one in enumerate(idea.get("rounds", []), start=1):
             rows.append([f"– round {number}", "", short(one["ap"], 4), ""])
+    for name, ap in found["detect"]["worse-0"]["mixtures"].items():
+        rows.append([name, "", short(ap, 4), ""])
     return table(["probabilities", "NLL of given labels", "AP", "time, five processes side by side"], rows)
 
 
@@ -309,6 +365,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "heads": heads_table,
     "differences": differences_table,
     "people": people_table,
+    "tried": tried_table,
     "folds": folds_table,
     "tables": tables_table,
     "ideas": ideas_table,
