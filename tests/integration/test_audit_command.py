@@ -4,6 +4,7 @@ import csv
 import functools
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -128,7 +129,7 @@ def test_most_wrong_labels_are_found(home: Path, audited: tuple[Path, str]) -> N
     assert pairs == {("zero", "four"), ("four", "one"), ("one", "zero")}
     assert "next: open audit/review.html" in printed
     assert "hetsngp audit photos --apply choices.csv --out audit" in printed
-    assert "hetsngp train images --set data=photos --set labels=audit" in printed
+    assert "hetsngp train finetune --set data=photos --set batch_size=24 --set labels=audit" in printed
 
 
 def test_the_same_command_again_changes_nothing(home: Path, audited: tuple[Path, str]) -> None:
@@ -182,6 +183,34 @@ def test_choices_are_applied_and_trained_on(home: Path, copy: Path, tmp_path: Pa
     assert snapshot(photos) == before
 
 
+def test_the_printed_training_of_a_small_folder_runs(
+    home: Path, audited: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    line = next(line for line in audited[1].splitlines() if line.startswith("  hetsngp train finetune"))
+    words = [*shlex.split(line)[1:-1], tmp_path / "run"]
+    for change in ("pretrained=false", f"network={NETWORK}", "size=32", "resize=32", "schedule.epochs=1"):
+        words += ["--set", change]
+    done = invoke(*words, "--set", "hardware.accelerator=cpu", "--set", "workers=0")
+    assert done.exit_code == 0, done.output
+    summary = finished(tmp_path / "run")
+    assert summary is not None
+    assert summary["labels"]["path"] == "audit"
+
+
+def test_many_images_of_each_class_are_trained_from_scratch() -> None:
+    source = AuditSource("photos", "photos")
+    content: dict[str, Any] = {"classes": [{}, {}], "key": "path"}
+    few, many, arrays = (
+        source.train_command(Path("audit"), {**content, **changes})
+        for changes in ({"examples": 3999}, {"examples": 4000}, {"examples": 700, "key": "index"})
+    )
+    end = "--set labels=audit --out runs/audit-corrected"
+    assert few == f"hetsngp train finetune --set data=photos {end}"
+    assert many == f"hetsngp train images --set data=photos {end}"
+    assert arrays == f"hetsngp train images --set data=photos --set size=none {end}"
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: install chromium")
 def test_the_page_of_the_command_in_a_browser(home: Path, copy: Path, tmp_path: Path) -> None:
     """Decide there, download, and apply the file as it is."""
@@ -200,7 +229,7 @@ def test_the_page_of_the_command_in_a_browser(home: Path, copy: Path, tmp_path: 
         picture = page.locator(".card img").first
         assert picture.evaluate("image => image.complete && image.naturalWidth") == 8
         first, second = page.locator(".card .name").all_inner_texts()[:2]
-        page.keyboard.press("j")
+        cards.first.scroll_into_view_if_needed()
         page.keyboard.press("y")
         page.keyboard.press("d")
         with page.expect_download() as waiting:
@@ -317,6 +346,7 @@ def test_a_recipe_is_audited_in_folds(home: Path, tmp_path: Path) -> None:
     assert sum(map(wrong, lines[:planted])) > 3 * planted * planted / COUNT
     content = content_of(out)
     assert content["how"] == "recipe small (sngp, wrn-10-1) in 2 folds"
+    assert done.output.index("2 trainings for each round, at most 4 ") < done.output.index("epoch 1/")
     assert "hetsngp train" in done.output
     assert f"--set labels={out}" in done.output
     runs = {file: file.stat().st_mtime_ns for file in (out / "folds").rglob("*") if file.is_file()}
@@ -379,6 +409,7 @@ def test_mistakes_are_named_with_what_to_do(
         ([photos, "--weights", "nothing"], "--weights"),
         ([photos, "--apply", "nothing.csv"], "--apply"),
         ([photos, "--apply", "choices.csv"], "audits/photos has no finished audit: make one first"),
+        ([photos, "--apply", "choices.csv"], "or give the folder that has one, --out FOLDER"),
         ([photos / "one"], "have one class"),
         ([recipe, "--network", "resnet18"], "--network is for a frozen network"),
         ([recipe, "--device", "cuda:1"], "--set hardware.accelerator=cpu"),
@@ -410,8 +441,12 @@ def test_an_audit_of_other_data_is_not_overwritten(home: Path, copy: Path, tmp_p
     moved = next((photos / "one").iterdir())
     moved.rename(photos / "zero" / moved.name)
     before = snapshot(copy)
-    for words in (["--rounds", 2, *frozen(home)], ["--apply", tmp_path / "choices.csv"]):
-        refused(invoke("audit", photos, "--out", copy, *words), "holds an audit of other data")
+    change = f"of other data (1 with another label, such as one/{moved.name}, now zero/{moved.name}): "
+    for words, what_to_do in (
+        (["--rounds", 2, *frozen(home)], "give another folder, --out; or, to audit"),
+        (["--apply", tmp_path / "choices.csv"], "choices are applied to the data as they were then"),
+    ):
+        refused(invoke("audit", photos, "--out", copy, *words), change + what_to_do)
     assert snapshot(copy) == before
     (copy / "audit.json").unlink()  # as the error says; the features are those of before
     done = invoke("audit", photos, "--out", copy, "--rounds", 1, *frozen(home))

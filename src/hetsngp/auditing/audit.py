@@ -16,12 +16,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from hetsngp.auditing.choices import CORRECTED, LABEL_ERRORS
+from hetsngp.auditing.choices import LABEL_ERRORS
 from hetsngp.auditing.examples import Examples
 from hetsngp.auditing.page import check_paths, write_page
 from hetsngp.auditing.sheet import draw_suspicious
 from hetsngp.data.fingerprint import Fingerprint, compare_fingerprints
-from hetsngp.data.label_files import LABELS, LabelFile
+from hetsngp.data.label_files import CORRECTED, LABELS, LabelFile
 from hetsngp.files import has_checksum, sync_folder, with_checksum, write_json, write_text
 from hetsngp.labels import ClassConfusions, Correction, LabelErrors, class_confusions
 from hetsngp.serving.text_tables import printable
@@ -150,14 +150,51 @@ def read_audit(folder: Path) -> dict[str, Any] | None:
     return dict(content)
 
 
-def check_same_data(folder: Path, before: Mapping[str, Any], fingerprint: Fingerprint | None) -> None:
-    """Raise unless the finished audit in ``folder`` was of these data, wherever they lay then."""
-    changes = compare_fingerprints(before["fingerprint"] or {}, fingerprint or {})
+def check_same_data(
+    folder: Path, before: Mapping[str, Any], data: AuditedData, *, applying: bool = False
+) -> None:
+    """Raise unless the finished audit in ``folder`` was of these data, wherever they lay then.
+
+    ``applying``: choices about the data of the audit, which are to be applied.
+    """
+    changes = _changed_names(folder, before, data)
+    changes = changes or compare_fingerprints(before["fingerprint"] or {}, data.fingerprint or {})
     if changes:
-        raise ValueError(
-            f"{folder} holds an audit of other data ({'; '.join(changes)}): give another folder, --out; or, "
-            f"to audit the changed data there, remove {AUDIT}, and {CORRECTED} if it is there"
+        what_to_do = (
+            "choices are applied to the data as they were then: give those, or audit the changed data into "
+            "another folder, --out, and decide on its page"
+            if applying
+            else f"give another folder, --out; or, to audit the changed data there, remove {AUDIT}, and "
+            f"{CORRECTED} if it is there"
         )
+        raise ValueError(f"{folder} holds an audit of other data ({'; '.join(changes)}): {what_to_do}")
+
+
+def _changed_names(folder: Path, before: Mapping[str, Any], data: AuditedData) -> list[str]:
+    """Files that are new, gone, or have another label since the audit, in words."""
+    if (before.get("key"), data.key) != ("path", "path"):
+        return []
+    try:
+        labels = LabelFile.read(folder)
+    except (OSError, ValueError):  # the audit is not complete, and is repeated
+        return []
+    then = {name: labels.class_names[k] for name, k in zip(labels.names, labels.given.tolist(), strict=True)}
+    now = {name: data.class_names[k] for name, k in zip(data.names, data.given, strict=True)}
+    gone, new = sorted(then.keys() - now.keys()), sorted(now.keys() - then.keys())
+    place = {_in_class(name): name for name in new}
+    moved = {name: place.pop(_in_class(name)) for name in gone if _in_class(name) in place}
+    found = {
+        "with another label": [f"{name}, now {other}" for name, other in moved.items()]
+        + [f"{name}, now {now[name]}" for name in sorted(then) if now.get(name, then[name]) != then[name]],
+        "new": sorted(set(new) - set(moved.values())),
+        "gone": [name for name in gone if name not in moved],
+    }
+    return [f"{len(names)} {what}, such as {printable(names[0])}" for what, names in found.items() if names]
+
+
+def _in_class(name: str) -> str:
+    """Path in the folder of the class."""
+    return name.partition("/")[2] or name
 
 
 def is_complete(folder: Path, before: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
@@ -233,8 +270,13 @@ def summary(folder: Path, content: Mapping[str, Any]) -> str:
         f"{low:.0f} to {high:.0f}); {content['flagged']} are more probably wrong than correct",
     ]
     classes = sorted(content["classes"], key=lambda each: -each["expected_wrong"])[:MOST_LISTED]
-    each = [f"{printable(c['name'])} {c['expected_wrong']:.0f} of {c['examples']}" for c in classes]
-    lines.append(f"most of them in: {', '.join(each)}")
+    each = [
+        f"{printable(c['name'])} {c['expected_wrong']:.0f} of {c['examples']}"
+        for c in classes
+        if c["expected_wrong"] >= 0.5
+    ]
+    if each:
+        lines.append(f"most of them in: {', '.join(each)}")
     losses = ", ".join(f"{each['nll']:.4f}" for each in content.get("rounds", ()))
     lines.append(f"round {content['round']} is used; NLL of given labels after each round: {losses}")
     if (weak := _hardly_learned(content)) is not None:

@@ -9,12 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetsngp.data.label_files import COLUMNS, CORRECTED, GIVEN, PERSON, read_lines
 from hetsngp.files import write_text
 from hetsngp.locking import one_writer
 from hetsngp.validation import check_choice
 
-LABEL_ERRORS, CORRECTED = "label_errors.csv", "corrected_labels.csv"
-"""Files in the folder of an audit."""
+LABEL_ERRORS = "label_errors.csv"
+"""File in the folder of an audit."""
 DECISIONS = ("keep", "change", "drop")
 CHOSEN = ("given_label", "decision", "new_label")
 """Columns of the file of choices, after that of the examples."""
@@ -70,20 +71,21 @@ def write_corrected(folder: str | Path, choices: Mapping[str, LabelChoice]) -> P
 
     Columns: ``index`` or ``path``, by which the lines are sorted, ``given_label``, ``label``, which is empty
     where the example is dropped, and ``source``, "given" or "person". ``choices``: of :func:`read_choices`.
-    They replace earlier ones of the same examples; earlier ones of other examples stay. To take a choice
-    back, choose to keep the given label. The data are not changed.
+    They replace earlier ones of the same examples; earlier ones of other examples stay. To keep the given
+    label is a choice too, which a training takes for certain. A choice whose line is removed from the file is
+    taken back. The data are not changed.
     """
     folder = Path(folder)
     key, given, _ = _read_given(folder)
     with one_writer(folder, wait=10.0):
-        choices = _read_corrected(folder, key, given) | dict(choices)
+        choices = _read_corrected(folder, given) | dict(choices)
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
-        rows.writerow([key, "given_label", "label", "source"])
+        rows.writerow([key, *COLUMNS])
         for example in sorted(given, key=int) if key == "index" else sorted(given):
             choice = choices.get(example)
             label = given[example] if choice is None else choice.new_label
-            rows.writerow([example, given[example], label, "given" if choice is None else "person"])
+            rows.writerow([example, given[example], label, GIVEN if choice is None else PERSON])
         write_text(folder / CORRECTED, text.getvalue())
     return folder / CORRECTED
 
@@ -127,18 +129,17 @@ def _read_given(folder: Path) -> tuple[str, dict[str, str], set[str]]:
     return key, given, labels
 
 
-def _read_corrected(folder: Path, key: str, given: Mapping[str, str]) -> dict[str, LabelChoice]:
+def _read_corrected(folder: Path, given: Mapping[str, str]) -> dict[str, LabelChoice]:
     """Choices that were applied before."""
-    file, hint = folder / CORRECTED, "move it away, and apply all choices again"
-    if not file.is_file():
-        return {}
-    choices = {}
-    for line, row in _rows(file, (key, "given_label", "label", "source"), hint=hint):
-        if given.get(row[key]) != row["given_label"]:
-            raise ValueError(f"{file}, line {line}: {row[key]} is of another audit: {hint}")
-        if row["source"] == "person":
-            choices[row[key]] = LabelChoice(row["given_label"], row["label"] or None)
-    return choices
+    file = folder / CORRECTED
+    lines = read_lines(file) if file.is_file() else []
+    for line in lines:
+        if given.get(line.name) != line.given:
+            raise ValueError(
+                f"{file}, line {line.number}: {line.name} is of another audit: move it away, and apply all "
+                "choices again"
+            )
+    return {line.name: LabelChoice(line.given, line.label or None) for line in lines if line.is_choice}
 
 
 def _rows(file: Path, columns: tuple[str, ...], *, hint: str) -> Iterator[tuple[int, dict[str, str]]]:

@@ -29,7 +29,7 @@ from hetsngp.fitting.progress import ExampleProgress
 from hetsngp.limits import IMAGE_BYTES
 
 PART = 512
-"""Images of a part: after an interruption as many are run again, at most."""
+"""Images of a part: after a crash as many are run again, at most; Ctrl-C keeps all that were run."""
 SHOWN = 5
 """Images that cannot be read, as an error names them."""
 
@@ -55,22 +55,25 @@ def image_features(
     missing = {key: row for row, key in enumerate(keys) if key not in known}  # copies are run once
     rows = list(missing.values())
     broken: set[bytes] = set()
-    with ExampleProgress(
-        f"features by {network.name}", -(-len(rows) // batch_size) or None, show and bool(rows)
-    ) as shown:
+    title = f"features by {network.name}"
+    with ExampleProgress(title, len(rows) or None, show and bool(rows), unit="images") as shown:
         for begin in range(0, len(rows), PART):
             pixels, errors = _decode(images, rows[begin : begin + PART], network.size)
             broken |= {keys[row] for row in errors}
             part = [row for row in rows[begin : begin + PART] if row not in errors]
             if not part:
                 continue
-            found = []
-            for batch in pixels.split(batch_size):
-                found.append(network.features(batch))
-                shown.add(len(batch))
-            h = torch.cat(found)
-            known |= dict(zip((keys[row] for row in part), h, strict=True))
-            _write_part(folder, [keys[row] for row in part], h)
+            found: list[Tensor] = []
+            try:
+                for batch in pixels.split(batch_size):
+                    found.extend(network.features(batch))
+                    for _ in batch:
+                        shown.add(1)
+            finally:  # after Ctrl-C, what was computed
+                done = [keys[row] for row in part[: len(found)]]
+                if done:
+                    _write_part(folder, done, torch.stack(found))
+            known |= dict(zip(done, found, strict=True))
     if broken:
         rows = [row for row, key in enumerate(keys) if key in broken]  # copies, such as empty files, too
         _, errors = _decode(images, rows[:SHOWN], network.size)

@@ -82,10 +82,10 @@ def pretrained_network(
         size: Side in pixels of the network's input; None: the one it was trained with.
         device: Where the network runs.
     """
-    try:
-        import timm
-    except ImportError:
-        raise ImportError("an audit of images needs timm: pip install 'hetsngp[vision]'") from None
+    if importlib.util.find_spec("timm") is None:
+        raise ImportError("an audit of images needs timm: pip install 'hetsngp[vision]'")
+    import timm
+
     packaged = importlib.util.find_spec(PACKAGE) is not None
     name = name or (PACKAGED if packaged else DOWNLOADED)
     in_timm = "tf_efficientnet_lite0" if name == PACKAGED else name

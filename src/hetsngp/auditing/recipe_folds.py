@@ -77,7 +77,13 @@ class RecipeFolds:
         """Probabilities (n, K) of the images ``rows`` by the run in ``folder``, trained if necessary."""
         task = replace(self.recipe.task, fold=fold, labels=labels)
         recipe = replace(self.recipe, task=task)
-        summary = train_images(recipe, self.engine, CheckpointConfig(folder), show=self.show)
+        try:
+            summary = train_images(recipe, self.engine, CheckpointConfig(folder), show=self.show)
+        except ValueError as error:
+            reason, other, _ = str(error).partition("give another folder")
+            if not other:
+                raise
+            raise ValueError(f"{reason}{other}, --out, or remove {self.folder}") from error
         file = folder.with_suffix(".safetensors")
         weights = torch.frombuffer(bytearray(summary["weights"].encode()), dtype=torch.uint8)
         before = _read(file)

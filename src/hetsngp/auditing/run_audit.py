@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import shlex
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,6 +54,8 @@ FOLDS = 5
 FEATURES, FOLD_RUNS = "features", "folds"
 """Folders of an audit with what an interrupted one goes on from."""
 DEFAULT = Path("audits")
+FEW_IMAGES, SMALL_SET = 2000, 640
+"""Images of each class below which a pretrained network is proposed; and of all, for smaller batches."""
 
 Say = Callable[[str], None]
 
@@ -174,8 +175,12 @@ class AuditSource:
         """Command that trains on the labels in ``folder``, quoted for a shell; ``content`` of audit.json."""
         words = ["hetsngp", "train", self.source, *self._changes]
         if self.recipe is None:
-            words = ["hetsngp", "train", "images", "--set", f"data={self.data}"]
-            words += [] if content["key"] == "path" else ["--set", "size=none"]
+            count, is_files = content["examples"], content["key"] == "path"
+            few = count < FEW_IMAGES * len(content["classes"])
+            recipe = "finetune" if is_files and few else "images"
+            words = ["hetsngp", "train", recipe, "--set", f"data={self.data}"]
+            words += [] if is_files else ["--set", "size=none"]
+            words += ["--set", f"batch_size={max(2, count // 10)}"] if count < SMALL_SET else []
         return shlex.join([*words, "--set", f"labels={folder}", "--out", f"runs/{folder.name}-corrected"])
 
     @property
@@ -211,18 +216,15 @@ def run_audit(
         remove_leftovers(folder)
         before = read_audit(folder)
         if before is not None:
-            check_same_data(folder, before, data.fingerprint)
+            check_same_data(folder, before, data)
             if before.get("recipe") == about.get("recipe") and is_complete(folder, before, about):
                 say("the audit is finished, and nothing has changed since")
                 return before
         log = RoundLog(say)
-        with warnings.catch_warnings():
-            # It is for probabilities of training examples. These are out of sample, and labels may be clean.
-            warnings.filterwarnings("ignore", message=".* of the labels are the most probable class of probs")
-            if source.recipe is None:
-                found, how = _by_network(images, folder, settings, log, say, show)
-            else:
-                found, how = _by_recipe(source.recipe, images, data, folder, settings, log, say, show)
+        if source.recipe is None:
+            found, how = _by_network(images, folder, settings, log, say, show)
+        else:
+            found, how = _by_recipe(source.recipe, images, data, folder, settings, log, say, show)
         notes = [f"How: {how['how']}; round {found.round} of {len(found.losses)} is used."]
         notes.append(f"To apply the choices: {source.command(folder)}")
         shown: dict[str, Any] = {"notes": notes, "most": settings.most, "page": settings.page}
@@ -290,6 +292,10 @@ def _by_recipe(
     if note:
         say(note)
     folds = settings.folds or FOLDS
+    say(
+        f"{folds} trainings for each round, at most {folds * settings.rounds} for --rounds "
+        f"{settings.rounds}; finished ones are not repeated"
+    )
     cross_fit = RecipeFolds(
         chosen,
         images,
@@ -326,9 +332,10 @@ def apply_choices(source: AuditSource, folder: Path, choices: Path) -> str:
         raise FileNotFoundError(
             f"{folder} has no finished audit: make one first, "
             + shlex.join(["hetsngp", "audit", source.source, "--out", str(folder)])
+            + ", or give the folder that has one, --out FOLDER"
         )
     _, data = source.open()
-    check_same_data(folder, before, data.fingerprint)
+    check_same_data(folder, before, data, applying=True)
     found = read_choices(choices, folder, class_names=data.class_names)
     dropped = sum(choice.new_label is None for choice in found.values())
     kept = sum(choice.new_label == choice.given_label for choice in found.values())

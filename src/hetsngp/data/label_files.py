@@ -173,7 +173,7 @@ def read_labels(path: str | Path, class_names: Sequence[str] | None = None) -> L
         return _with_choices(labels, choices) if choices.exists() else labels
     if not path.exists():
         raise FileNotFoundError(f"there are no labels {path}: give an audit folder, or a {CORRECTED}")
-    lines = _read_lines(path)
+    lines = read_lines(path)
     names = sorted({line.given for line in lines}) if class_names is None else class_names
     index = {name: number for number, name in enumerate(names)}
     given = torch.tensor([_class(line.given, line, index, path) for line in lines])
@@ -182,7 +182,9 @@ def read_labels(path: str | Path, class_names: Sequence[str] | None = None) -> L
     return LabelFile(tuple(line.name for line in lines), tuple(names), given, chosen, kept)
 
 
-class _Line(NamedTuple):
+class LabelLine(NamedTuple):
+    """A line of ``corrected_labels.csv``."""
+
     number: int
     name: str
     given: str
@@ -190,12 +192,17 @@ class _Line(NamedTuple):
     """Empty: the example is dropped."""
     source: str
 
+    @property
+    def is_choice(self) -> bool:
+        """Whether a person has set the label, or confirmed the given one."""
+        return self.source == PERSON or self.label != self.given
+
 
 def _with_choices(labels: LabelFile, file: Path) -> LabelFile:
     row_of = {name: row for row, name in enumerate(labels.names)}
     index = {name: number for number, name in enumerate(labels.class_names)}
     targets, kept = labels.targets.clone(), labels.is_kept.clone()
-    for line in _read_lines(file):
+    for line in read_lines(file):
         row = row_of.get(line.name)
         if row is None or _class(line.given, line, index, file) != int(labels.given[row]):
             known = "no example" if row is None else "another given label of"
@@ -204,13 +211,13 @@ def _with_choices(labels: LabelFile, file: Path) -> LabelFile:
                 "audit"
             )
         kept[row] = line.label != ""
-        if line.label and (line.source == PERSON or line.label != line.given):
+        if line.label and line.is_choice:
             chosen = torch.tensor(_class(line.label, line, index, file))
             targets[row] = chosen if targets.dim() == 1 else F.one_hot(chosen, targets.shape[1]).to(targets)
     return replace(labels, targets=targets, kept=kept)
 
 
-def _class(name: str, line: _Line, index: Mapping[str, int], file: Path) -> int:
+def _class(name: str, line: LabelLine, index: Mapping[str, int], file: Path) -> int:
     if name not in index:
         raise ValueError(
             f"{file}, line {line.number}: {name!r} is not one of the {len(index)} classes, such as "
@@ -219,7 +226,8 @@ def _class(name: str, line: _Line, index: Mapping[str, int], file: Path) -> int:
     return index[name]
 
 
-def _read_lines(file: Path) -> list[_Line]:
+def read_lines(file: Path) -> list[LabelLine]:
+    """Lines of ``corrected_labels.csv``, checked but for names and classes."""
     try:
         text = read_file(file, LIST_BYTES).decode("utf-8-sig")  # spreadsheets begin a file with a mark
         rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
@@ -238,7 +246,7 @@ def _read_lines(file: Path) -> list[_Line]:
             if name in seen:
                 raise ValueError(f"{where}{name!r} has a line already: remove one")
             seen.add(name)
-            lines.append(_Line(rows.line_num, name, given, label, source))
+            lines.append(LabelLine(rows.line_num, name, given, label, source))
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{file} is not a CSV file in UTF-8: {error}") from error
     except LimitExceeded:

@@ -170,11 +170,49 @@ def test_an_audit_without_a_page_removes_an_older_page(tmp_path: Path) -> None:
 def test_audits_of_other_data_are_told_apart(tmp_path: Path) -> None:
     data, found = make_texts()
     content = write_audit(tmp_path, data, found, {})
-    check_same_data(tmp_path, content, data.fingerprint)
-    with pytest.raises(ValueError, match=r"holds an audit of other data .*examples 120, now 7.*--out"):
-        check_same_data(tmp_path, content, {"examples": 7, "labels": "a"})
-    with pytest.raises(ValueError, match="other labels or class names"):
-        check_same_data(tmp_path, content, {"examples": COUNT, "labels": "b"})
+    check_same_data(tmp_path, content, data)
+    changed = replace(data, fingerprint={"examples": 7, "labels": "a"})
+    with pytest.raises(ValueError, match=r"of other data .*examples 120, now 7.*--out.*remove audit\.json"):
+        check_same_data(tmp_path, content, changed)
+    changed = replace(data, fingerprint={"examples": COUNT, "labels": "b"})
+    with pytest.raises(ValueError, match=r"other labels or class names.*decide on its page$") as caught:
+        check_same_data(tmp_path, content, changed, applying=True)
+    assert "audit.json" not in str(caught.value)
+
+
+def test_files_that_are_new_gone_or_moved_are_named(tmp_path: Path) -> None:
+    """Every file after the one that was moved has another place in the fingerprint: it is not said."""
+    names = tuple(f"{'abc'[i % 3]}/{i:03d}.png" for i in range(COUNT))
+    data, found = make_texts(key="path", names=names)
+    content = write_audit(tmp_path, data, found, {})
+    check_same_data(tmp_path, content, data)
+    changed = ("b/000.png", "c/new.png", *names[2:])
+    other = {"examples": COUNT, "sample": [["a/000.png", "ab"]]}
+    with pytest.raises(ValueError, match="of other data") as caught:
+        check_same_data(tmp_path, content, replace(data, names=changed, fingerprint=other))
+    assert (
+        "(1 with another label, such as a/000.png, now b/000.png; 1 new, such as c/new.png; 1 gone, such as "
+        f"{names[1]})" in str(caught.value)
+    )
+    given = np.array(data.given)
+    given[5] = (given[5] + 1) % 3
+    with pytest.raises(
+        ValueError, match=rf"\(1 with another label, such as {names[5]}, now {CLASSES[given[5]]}\)"
+    ):
+        check_same_data(tmp_path, content, replace(data, given=given))
+
+
+def test_classes_without_an_expected_wrong_label_are_not_listed(tmp_path: Path) -> None:
+    data, found = make_texts()
+    content = write_audit(tmp_path, data, found, {})
+    assert "most of them in: " in summary(tmp_path, content)
+    classes = [{**each, "expected_wrong": 0.4} for each in content["classes"]]
+    assert "most of them in" not in summary(tmp_path, {**content, "classes": classes})
+    classes[1]["expected_wrong"] = 0.6
+    listed = [
+        line for line in summary(tmp_path, {**content, "classes": classes}).splitlines() if "most" in line
+    ]
+    assert listed == [f"most of them in: good 1 of {classes[1]['examples']}"]
 
 
 def test_a_damaged_record_is_an_error(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Features of a frozen network: what it sees, which weights it has, and what is kept of an extraction."""
 
 import importlib.util
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from hetsngp.auditing.pretrained import PACKAGE, PretrainedNetwork, pretrained_n
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.files import ImageFiles
 from hetsngp.data.sources import open_set
+from hetsngp.fitting import progress
 
 timm = pytest.importorskip("timm", reason="pip install 'hetsngp[vision]'")
 NETWORK, SIDE, COUNT = "test_resnet", 16, 10
@@ -133,6 +135,17 @@ def test_weights_of_another_network_or_none_are_refused(weights: Path, tmp_path:
         pretrained_network("resnet1")
 
 
+def test_only_a_missing_timm_asks_for_timm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ImportError, match=r"needs timm: pip install 'hetsngp\[vision\]'"):
+        pretrained_network(NETWORK)
+    monkeypatch.delitem(sys.modules, "timm")
+    (tmp_path / "timm.py").write_text("raise ImportError('libcudart is not there')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match=r"^libcudart is not there$"):
+        pretrained_network(NETWORK)
+
+
 def test_weights_that_cannot_be_fetched_say_what_brings_them(monkeypatch: pytest.MonkeyPatch) -> None:
     create = timm.create_model
 
@@ -156,16 +169,26 @@ def test_an_interrupted_extraction_goes_on(network: Counting, images: ImageArray
     network.network.images, network.network.stop = 0, 6  # within the second part of four
     with pytest.raises(KeyboardInterrupt):
         image_features(images, network, tmp_path, batch_size=2)
-    assert len(list(tmp_path.rglob("*.safetensors"))) == 1
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 2
     left = next(tmp_path.iterdir()) / ".saving-0123"  # of a writer that was killed
     left.write_bytes(b"")
     network.network.images, network.network.stop = 0, 1000
     found = image_features(images, network, tmp_path, batch_size=2)
-    assert network.run() == COUNT - 4
+    assert network.run() == COUNT - 6
     assert not left.exists()
     assert torch.allclose(found, expected, atol=1e-5)
     assert torch.equal(found, image_features(images, network, tmp_path))
-    assert network.run() == COUNT - 4
+    assert network.run() == COUNT - 6
+
+
+def test_progress_counts_images(
+    network: Counting, images: ImageArrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(progress, "SECONDS", -1.0)
+    image_features(images, network, tmp_path, batch_size=8, show=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert f"features by {NETWORK}  8 images (80%)" in lines
+    assert lines[-1] == f"features by {NETWORK}  10 images (100%)"
 
 
 @pytest.mark.usefixtures("small_parts")

@@ -94,6 +94,27 @@ def test_a_later_file_replaces_its_examples_and_keeps_the_others(
     }
 
 
+def test_a_choice_whose_line_is_removed_is_taken_back(
+    folder: Path, key: str, ids: tuple[str, ...], tmp_path: Path
+) -> None:
+    """To keep a label is a choice like another; a label that was written into the file is one too."""
+    choices = write(tmp_path / "1.csv", key, (ids[0], "cat", "keep", ""), (ids[1], "cat", "drop", ""))
+    file = write_corrected(folder, read_choices(choices, folder))
+    assert [row[3] for row in corrected(folder)[1:]].count("person") == 2
+    rows = [row for row in corrected(folder) if row[0] != ids[0]]
+    rows = [[*row[:2], "cat", "given"] if row[0] == ids[2] else row for row in rows]
+    with open(file, "w", encoding="utf-8", newline="") as handle:
+        csv.writer(handle).writerows(rows)
+    write_corrected(folder, {})
+    found = {row[0]: row[2:] for row in corrected(folder)[1:]}
+    assert found == {
+        ids[0]: ["cat", "given"],
+        ids[1]: ["", "person"],
+        ids[2]: ["cat", "person"],
+        ids[3]: [NAMES[2], "given"],
+    }
+
+
 def test_numbers_are_sorted_as_numbers(tmp_path: Path) -> None:
     probs = np.tile([0.6, 0.4], (12, 1))
     find_label_errors(np.zeros(12, int), probs, sharpening=1.0).to_csv(tmp_path / "label_errors.csv")
