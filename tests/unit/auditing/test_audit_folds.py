@@ -145,10 +145,10 @@ def test_another_recipe_in_the_same_folder_is_refused(
 ) -> None:
     given, everyone = images.labels.numpy(), np.ones(COUNT, dtype=bool)
     folds_of(recipe, images, engine, tmp_path / "folds", [])(given, everyone, score)
-    folds = tmp_path / "folds"
+    folds, schedule = tmp_path / "folds", replace(recipe.config.schedule, epochs=2)
     for other, message in (
         (replace(recipe, task=replace(recipe.task, batch_size=8)), "batch_size 16, now 8"),
-        (replace(recipe, config=replace(recipe.config, epochs=2)), "epochs 1, now 2"),
+        (replace(recipe, config=replace(recipe.config, schedule=schedule)), "epochs 1, now 2"),
     ):
         message = f"holds a .*{message}.* give another folder, --out, or remove {folds}$"
         with pytest.raises(ValueError, match=message):
