@@ -92,12 +92,12 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
             labels are corrected it counts by the true class, and for the final model only; "balanced" is then
             of the corrected numbers of examples.
         label_noise: None: train on y as given. "correct": some labels are wrong. It takes ten to twenty times
-            as long, since ten or fifteen models more are trained; ``verbose=True`` shows the rounds. In up to
-            three rounds models of five folds predict each example without having seen it, P(true label | x,
-            given label) is made of that (:func:`hetsngp.find_label_errors`), and these are the targets of the
-            next round, and of the model in the end. See :meth:`predict_proba` for what it predicts then. To
-            balance classes give ``class_weight``: ``sample_weight`` is how often an example was seen, and
-            would make the labels of a class with small weights look wrong.
+            as long, or five times for a small table, which is trained in folds anyhow; ``verbose=True`` shows
+            the rounds. In each of up to three rounds models of five folds predict each example without having
+            seen it, P(true label | x, given label) is made of that (:func:`hetsngp.find_label_errors`), and
+            these are the targets of the next round, and of the model in the end. See :meth:`predict_proba`
+            for what it predicts then. To balance classes give ``class_weight``: ``sample_weight`` is how
+            often an example was seen, and would make the labels of a class with small weights look wrong.
         mixup: α of mixup, 0 for none; training mixes each batch with a permutation of itself
             (:func:`hetsngp.fitting.mixup.mixed_batch`), which is one way not to learn wrong labels by heart.
         device: Device to train and predict on, e.g. "cuda"; None: the CPU, which is faster for small tables.
