@@ -245,8 +245,15 @@ def test_the_first_card_is_selected_without_a_click(open_page: Callable[..., Any
     page.keyboard.press("n")
     assert page.locator(".card .decision").nth(0).inner_text() == "✓ kept"
     assert (focused(page), outlined()) == (1, [1])
-    page.locator("#state").select_option("undecided")
-    assert outlined() == [0]
+    page.locator("#state").select_option("undecided")  # as by keys, which stay with the list
+    assert (focused(page), outlined()) == (-1, [0])
+    page.locator("#state").dispatch_event("pointerdown")
+    page.locator("#state").select_option("")
+    assert (focused(page), outlined()) == (0, [0])
+    page.locator("#search").focus()
+    page.keyboard.type("photos")
+    page.keyboard.press("Enter")
+    assert (focused(page), outlined()) == (0, [0])
     page.locator('.map .cell[data-given="1"][data-suggested="0"]').click()
     assert (focused(page), outlined()) == (0, [0])
 

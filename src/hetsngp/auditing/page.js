@@ -337,8 +337,10 @@
     }
     refilter();
     $("review").scrollIntoView();
-    cardOf(current)?.focus({ preventScroll: true });
+    focusCard();
   }
+
+  const focusCard = () => cardOf(current)?.focus({ preventScroll: true });
 
   // --- what a person does ----------------------------------------------------------------------------------
 
@@ -399,7 +401,16 @@
     if ($("file").files.length) await load($("file").files[0]);
     $("file").value = ""; // the same file can be chosen again
   });
-  $("filters").addEventListener("submit", (event) => event.preventDefault());
+  let typed = true; // keys that change a filter stay with it
+  $("filters").addEventListener("keydown", () => (typed = true));
+  $("filters").addEventListener("pointerdown", () => (typed = false));
+  $("filters").addEventListener("change", (event) => {
+    if (!typed && event.target.matches("select")) focusCard();
+  });
+  $("filters").addEventListener("submit", (event) => {
+    event.preventDefault();
+    focusCard();
+  });
   $("filters").addEventListener("input", refilter);
   $("clear").addEventListener("click", () => {
     $("filters").reset();
