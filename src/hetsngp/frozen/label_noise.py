@@ -20,6 +20,7 @@ from hetsngp.fitting.table_trainer import (
     TableTrainer,
     TrainingTable,
     can_precompute,
+    fold_pairs,
     precomputed,
     table_folds,
 )
@@ -339,12 +340,9 @@ class _FrozenCrossFit:
 
     def _by_folds(self, table: TrainingTable, trained: Any, options: Options) -> Any:
         """Probabilities of the parts of the table that models of the others predict."""
-        sample, everything = self.make(options), np.arange(len(table.y))
+        sample = self.make(options)
         places = table_folds(self.table, self.folds, self.seeds[0])
-        pairs = []
-        for place in places:
-            rest = np.setdiff1d(everything, place)
-            pairs.append((table.rows(rest[trained[rest]]), table.rows(place)))
+        pairs = fold_pairs(table, places, np.asarray(trained))
         steps = max(1, round(len(table.y) / BATCH_SIZE))
         schedule = Schedule(max(50, -(-MIN_STEPS // steps)), 1e-3, 1e-4, GP_LR_MULTIPLIER)
         total = sum(len(a.y) + len(b.y) for a, b in pairs)

@@ -217,6 +217,17 @@ def test_two_classes_are_predicted_as_by_folds() -> None:
     assert abs(nll(by_fit.probs, given) - nll(by_folds.probs, given)) < 0.02
 
 
+def test_labels_of_judges_have_no_part_in_folds() -> None:
+    """Neither in training nor in the choice of epochs and temperature."""
+    trained = np.ones(180, dtype=bool)
+    trained[::7] = False
+    fitter = _FrozenCrossFit.of(toy.frozen("sngp"), DATA, 4, 0, False, {**FITTED})
+    other = GIVEN.numpy().copy()
+    other[~trained] = (other[~trained] + 1) % 3
+    first, second = (fitter(targets, trained, None) for targets in (GIVEN.numpy(), other))
+    np.testing.assert_array_equal(first, second)
+
+
 def test_the_model_and_the_global_random_state_stay_as_they_are() -> None:
     model = toy.frozen("sngp")
     before, state = toy.weights(model), torch.get_rng_state()
