@@ -269,6 +269,38 @@ def differences_table(found: dict[str, Any]) -> str:
     return table(["labels", "difference", "accuracy", "NLL", "ECE"], rows)
 
 
+def shared_table(found: dict[str, Any]) -> str:
+    """Heads without a GP on worse: labels of their own folds and of sngp, by all seeds that there are."""
+    rows = []
+    for method in ("deterministic", "heteroscedastic"):
+        own = [
+            run["result"]
+            for name, run in sorted(found["heads"].items())
+            if name.startswith("worse-") and name.endswith(f"-{method}")
+        ]
+        theirs = [run["result"] for name, run in sorted(found["shared"].items())]
+        for title, pairs in (
+            ("own folds", [(r["corrected"], r["direct"]) for r in own]),
+            ("sngp", [(r[f"{method}, corrected by sngp"], r[f"{method}, direct"]) for r in theirs]),
+        ):
+            values = [interval([x[key] - y[key] for x, y in pairs]) for key in ("accuracy", "nll", "ece")]
+            gains = [x["accuracy"] - y["accuracy"] for x, y in pairs]
+            errors = statistics.mean(gains) / (statistics.stdev(gains) / math.sqrt(len(gains)))
+            accuracy = mean(x["accuracy"] for x, _ in pairs)
+            rows.append([METHODS[method], title, str(len(pairs)), accuracy, *values, f"{errors:.1f}"])
+    for method in ("deterministic", "heteroscedastic", "sngp"):
+        pairs = [
+            (run["result"]["hetsngp, corrected by sngp"], run["result"][f"{method}, corrected by sngp"])
+            for run in found["shared"].values()
+            if "hetsngp, corrected by sngp" in run["result"]
+        ]
+        values = [interval([x[key] - y[key] for x, y in pairs]) for key in ("accuracy", "nll", "ece")]
+        accuracy = mean(x["accuracy"] for x, _ in pairs)
+        rows.append([f"hetsngp − {METHODS[method]}", "sngp", str(len(pairs)), accuracy, *values, ""])
+    head = ["head", "labels corrected by", "seeds", "accuracy", "difference: accuracy", "NLL", "ECE"]
+    return table([*head, "gain in accuracy, standard errors"], rows)
+
+
 def people_table(found: dict[str, Any]) -> str:
     rows = []
     for labels in ("aggre", "random1"):
@@ -364,6 +396,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "sharpening": sharpening_table,
     "heads": heads_table,
     "differences": differences_table,
+    "shared": shared_table,
     "people": people_table,
     "tried": tried_table,
     "folds": folds_table,
@@ -442,7 +475,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
 
 def collect(results: Path, found: dict[str, Any]) -> dict[str, Any]:
-    for stage in ("heads", "folds", "uncertainty", "ideas"):
+    for stage in ("heads", "shared", "folds", "uncertainty", "ideas"):
         files = sorted(results.glob(f"{stage}-*.json"))
         of_stage = {f.stem.removeprefix(f"{stage}-"): json.loads(f.read_text()) for f in files}
         found[stage] = found.get(stage, {}) | of_stage

@@ -5,6 +5,7 @@
     python experiments/label_noise/study.py probs --out out/label_noise     # out-of-sample probabilities
     python experiments/label_noise/study.py heads --out out/label_noise     # trained directly, and corrected
     python experiments/label_noise/study.py folds --out out/label_noise     # leave-one-out against real folds
+    python experiments/label_noise/study.py shared --out out/label_noise --only worse --seeds 3 4 5
     python experiments/label_noise/study.py uncertainty --out out/label_noise   # against people's votes
     python experiments/label_noise/detect.py --out out/label_noise        # wrong labels, beside cleanlab
 
@@ -157,6 +158,26 @@ def heads(
     return results, {}
 
 
+def shared(
+    folder: Path, labels: str, seed: int, device: torch.device
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Every head on labels that sngp has corrected, where ``heads`` has those without a GP on their own."""
+    data, _ = load(folder, labels, seed, IMAGES)
+    test = FeatureSet.load(folder / "cifar10-test.safetensors")
+    votes, model, results = load_cifar10h().double(), model_for(data, 10, device), {}
+    found = hetsngp.correct_labels(model, data, method="sngp", seed=seed, progress=False)
+    assert found.features is not None
+    for method in METHODS:
+        gp = method in GPS
+        amplitude = {"amplitude": found.amplitude} if gp else {}
+        ways = {} if gp else {"direct": data}  # in ``heads``
+        for way, train in (ways | {"corrected by sngp": found.features}).items():
+            hetsngp.fit_head(model, train, method=method, seed=seed, progress=False, **amplitude)
+            results[f"{method}, {way}"] = measure(model, test, votes)
+            print(labels, seed, method, way, results[f"{method}, {way}"], flush=True)
+    return results | {"correction": {"round": found.round, **describe(found.errors)}}, {}
+
+
 def measure(model: hetsngp.Classifier, test: FeatureSet, votes: Tensor) -> dict[str, float]:
     """On clean test labels, and against people's votes for the test images."""
     view, device = model.on_features(), model.temperature.device
@@ -278,6 +299,7 @@ STAGES: dict[str, Callable[..., tuple[dict[str, Any], dict[str, Any]]]] = {
     "heads": heads,
     "folds": folds,
     "uncertainty": uncertainty,
+    "shared": shared,
 }
 
 
