@@ -41,7 +41,7 @@ def measure(name: str, model: hetsngp.Classifier, data: Any, true: torch.Tensor,
 
         def on_round(number: int, errors: Any, loss: float) -> None:
             ap = average_precision_score(wrong, errors.wrong_probability)
-            about["rounds"].append({"judges' NLL": loss, "ap": float(ap), **study.describe(errors)})
+            about["rounds"].append({"validation NLL": loss, "ap": float(ap), **study.describe(errors)})
 
         found = hetsngp.correct_labels(
             model, data, seed=seed, progress=False, on_round=on_round, **IDEAS[name]

@@ -103,7 +103,7 @@ def probs(
     lap("gp, leave-one-out")
 
     def on_round(number: int, errors: LabelErrors, loss: float) -> None:
-        rounds.append({"judges' NLL": round(loss, 4), **describe(errors)})
+        rounds.append({"validation NLL": round(loss, 4), **describe(errors)})
         arrays[f"wrong after round {number}"] = errors.wrong_probability
         arrays[f"suggested after round {number}"] = errors.suggested.astype(np.uint8)
         print(labels, seed, number, rounds[-1], flush=True)

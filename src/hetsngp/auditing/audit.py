@@ -24,6 +24,7 @@ from hetsngp.data.fingerprint import Fingerprint, compare_fingerprints
 from hetsngp.data.label_files import CORRECTED, LABELS, LabelFile
 from hetsngp.files import has_checksum, sync_folder, with_checksum, write_json, write_text
 from hetsngp.labels import ClassConfusions, Correction, LabelErrors, class_confusions
+from hetsngp.labels.label_errors import HARDLY_LEARNED
 from hetsngp.serving.text_tables import printable
 
 AUDIT, PAGE, SHEET = "audit.json", "review.html", "suspicious.png"
@@ -40,8 +41,6 @@ KEYS = {
 """Some keys of ``audit.json``, without which it cannot be read."""
 LEAST_LABELS = 0.1
 """Expected number of labels from which a pair of classes is listed in ``confusions.csv``."""
-LEAST_LEARNED = 0.1
-"""Share of the entropy of the given labels that models explain, below which they say little about labels."""
 MOST_LISTED = 5
 """Classes, and pairs of classes, in the printed summary."""
 
@@ -242,7 +241,7 @@ def _numbers(data: AuditedData, found: Correction) -> dict[str, Any]:
 def _hardly_learned(numbers: Mapping[str, Any]) -> str | None:
     """Sentence for models that predict labels hardly better than their frequencies do."""
     nll, entropy = numbers["nll"], numbers["entropy"]
-    if nll is None or nll < (1 - LEAST_LEARNED) * entropy:
+    if nll is None or nll < HARDLY_LEARNED * entropy:
         return None
     return (
         f"The models hardly tell the classes apart: the NLL of the given labels is {nll:.2f}, and "

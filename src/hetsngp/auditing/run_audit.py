@@ -68,7 +68,7 @@ class AuditSettings:
     folds: int | None = None
     """None: leave-one-out on frozen features, where it is possible, and 5 for a recipe."""
     seed: int = 0
-    """Seed of heads, folds on frozen features, and judges; that of a recipe is a key of the recipe."""
+    """Seed of heads, folds on frozen features, and validation examples; a recipe has its own key."""
     most: int = 5000
     """Largest number of examples on the page."""
     page: bool = True

@@ -40,8 +40,8 @@ def draw_suspicious(
         picture = examples.content(i)
         picture.thumbnail((LARGEST, LARGEST))
         pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
-        doubt = " ?" if others[i] != errors.suggested[i] else ""
-        change = [class_names[errors.labels[i]], f"→ {class_names[others[i]]}{doubt}"]
+        mark = " ?" if others[i] != errors.suggested[i] else ""
+        change = [class_names[errors.labels[i]], f"→ {class_names[others[i]]}{mark}"]
         wrong = f"P(wrong) {_probability(errors.wrong_probability[i])}"
         name = _end(printable(names[i]))
         cells.append(SheetCell(pixels, name, [*change, wrong], WRONG if errors.is_wrong[i] else OTHER))

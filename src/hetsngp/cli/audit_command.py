@@ -77,7 +77,7 @@ def add(app: Any) -> None:
         batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
         device: Annotated[
             str,
-            typer.Option(help="Of a frozen network: cpu, cuda, cuda:1, or auto: a GPU if there is one."),
+            typer.Option(help="Device of the frozen network: cpu, cuda, cuda:1, or auto (a GPU if any)."),
         ] = "auto",
         most: Annotated[int, typer.Option(min=1, help="Most examples on the page.")] = 5000,
         no_page: Annotated[bool, typer.Option("--no-page", help="Write no page.")] = False,

@@ -91,15 +91,15 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         class_weight: None, "balanced", or a dict from label to weight; multiplies ``sample_weight``. Where
             labels are corrected it counts by the true class, and for the final model only; "balanced" is then
             of the corrected numbers of examples.
-        label_noise: None: train on y as given. "correct": some labels are wrong. It takes ten to twenty times
-            as long, or five times for a small table, which is trained in folds anyhow; ``verbose=True`` shows
-            the rounds. In each of up to three rounds models of five folds predict each example without having
-            seen it, P(true label | x, given label) is made of that (:func:`hetsngp.find_label_errors`), and
-            these are the targets of the next round, and of the model in the end. See :meth:`predict_proba`
-            for what it predicts then. To balance classes give ``class_weight``: ``sample_weight`` is how
-            often an example was seen, and would make the labels of a class with small weights look wrong.
+        label_noise: None: train on y as given. "correct": some labels are wrong. In each of up to three
+            rounds the models of five folds predict each example without having seen it, P(true label | x,
+            given label) is made of that (:func:`hetsngp.find_label_errors`), and these are the targets of the
+            next round, and of the final model. Up to fifteen models are trained besides it; ``verbose=True``
+            shows the rounds. See :meth:`predict_proba` for what it predicts then. To balance classes give
+            ``class_weight``: ``sample_weight`` is how often an example was seen, and would make the labels of
+            a class with small weights look wrong.
         mixup: α of mixup, 0 for none; training mixes each batch with a permutation of itself
-            (:func:`hetsngp.fitting.mixup.mixed_batch`), which is one way not to learn wrong labels by heart.
+            (:func:`hetsngp.fitting.mixup.mixed_batch`), which is one way not to memorise wrong labels.
         device: Device to train and predict on, e.g. "cuda"; None: the CPU, which is faster for small tables.
         verbose: Show progress.
         random_state: Seed, or a ``numpy.random.RandomState``.
@@ -371,8 +371,8 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
     def predict_proba(self, X: Any) -> Any:
         """Probabilities (n, K) of the labels in ``classes_``: those of :meth:`predict_uncertainty`.
 
-        Of the label as people would give it, wrong ones included, with ``label_noise=None``. With "correct",
-        of the true label: training and calibration were by P(true label | x, given label).
+        With ``label_noise=None`` they are of the label as people would give it, wrong ones included. With
+        "correct" they are of the true label: training and calibration were by P(true label | x, given label).
         """
         X = self._check_inputs(X)
         if self.model_ is None:

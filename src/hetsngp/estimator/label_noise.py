@@ -26,7 +26,7 @@ class TableCrossFit:
     table: TrainingTable
     num_classes: int
     seed: int
-    """Seed of the folds and of the judges of the rounds."""
+    """Seed of the folds, and of the validation examples that compare rounds."""
     show: bool
     """Whether to show progress."""
 
@@ -40,8 +40,7 @@ class TableCrossFit:
     def correct(self) -> Correction:
         """Labels of the table, corrected in rounds."""
         if self.num_classes == 1:
-            errors = _of_one_class(self.table)
-            return Correction(errors, 1, (0.0,), errors.probs)
+            return Correction(_of_one_class(self.table), 1, (0.0,))
         return correct_in_rounds(
             self.table.y, self, rounds=MAX_ROUNDS, seed=self.seed, on_round=self._show_round
         )
@@ -109,8 +108,7 @@ def errors_of_examples(errors: LabelErrors, rows: Any, given: Any, classes: Any)
 
 def correction_of_examples(correction: Correction, rows: Any, given: Any, classes: Any) -> Correction:
     """Correction of examples, from that of their rows of a table, as :func:`errors_of_examples`."""
-    errors = errors_of_examples(correction.errors, rows, given, classes)
-    return replace(correction, errors=errors, probs=errors.probs)
+    return replace(correction, errors=errors_of_examples(correction.errors, rows, given, classes))
 
 
 def _of_one_class(table: TrainingTable) -> LabelErrors:

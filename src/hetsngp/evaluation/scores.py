@@ -129,7 +129,7 @@ def wilson(share: Any, count: Any) -> tuple[Any, Any]:
 def offered(sets: Iterable[SetPredictions]) -> tuple[str, ...]:
     """Names of the scores that are not the same for all examples of all sets.
 
-    Of a model without members the function uncertainty is left out: it is its model uncertainty.
+    For a model without members the function uncertainty is left out: it is its model uncertainty.
     """
     sets = tuple(sets)
     scores = {name: torch.cat([each.scores[name] for each in sets]) for name in SCORES}

@@ -84,8 +84,8 @@ class TrainingTable:
     def with_class_weights(self, by_class: Any) -> TrainingTable:
         """Multiply the weights by those of the classes ``by_class`` (K,), and drop examples of weight zero.
 
-        Of soft targets q the loss −Σ_k w_k q_k log p_k has the weight Σ_k w_k q_k and the targets w_k q_k by
-        that sum.
+        With soft targets q the loss −Σ_k w_k q_k log p_k has the weight Σ_k w_k q_k and the targets w_k q_k
+        by that sum.
         """
         if self.y.ndim == 1:
             y, factor = self.y, by_class[self.y]
@@ -205,7 +205,7 @@ def table_folds(table: TrainingTable, folds: int, seed: int) -> list[Any]:
 def fold_pairs(
     table: TrainingTable, places: Sequence[Any], trained: Any
 ) -> list[tuple[TrainingTable, TrainingTable]]:
-    """(Training, held-out) pairs of the folds ``places``; only examples ``trained`` (n,) bool have a say.
+    """(Training, held-out) pairs of the folds ``places``, trained on the examples ``trained`` (n,) bool.
 
     The others are in no training part. They are held out with weight zero, so that they are predicted and
     their targets choose neither a number of epochs nor a temperature.

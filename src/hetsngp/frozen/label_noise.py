@@ -49,7 +49,7 @@ MOST_OPERATIONS = 2e13
 # Inducing features where their number is not given: leave-one-out takes a quarter of the time of 2,048.
 RANDOM_FEATURES = 1024
 # Amplitudes that are tried, downhill from the first, where none is given: under label noise small ones resist
-# learning wrong labels by heart, and the given labels show which.
+# memorising wrong labels, and the given labels show which.
 AMPLITUDES, FIRST_AMPLITUDE = (0.5, 1.0, 2.0, 5.0, 10.0), 2.0
 # Largest share of examples that have copies: these are predicted by a further fit without all of them.
 MOST_COPIES = 0.2
@@ -77,7 +77,7 @@ class FrozenCorrection(Correction):
     features: FeatureSet | None = None
     """The features with the corrected soft targets, for :func:`hetsngp.fit_head`."""
     amplitude: float | None = None
-    """Amplitude that the judges preferred in the chosen round, for ``fit_head`` on the corrected targets."""
+    """Amplitude with the best validation NLL in the chosen round, for ``fit_head`` on the new targets."""
     how: str = ""
     """How out-of-sample probabilities were made, as in :class:`OutOfSample`."""
 
@@ -160,7 +160,6 @@ def correct_labels(
         found.errors,
         found.round,
         found.losses,
-        found.probs,
         features,
         amplitudes[found.round - 1],
         fitter.how,

@@ -80,7 +80,7 @@ class ClassConfusions:
     def plot(self, path: str | Path) -> None:
         """Write a PNG file: P(given | true) as a labelled heat map, without the diagonal.
 
-        Of more than 40 classes it shows those with the most wrong labels.
+        Where there are more than 40 classes it shows those with the most wrong labels.
         """
         try:
             from matplotlib.figure import Figure

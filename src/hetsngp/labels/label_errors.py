@@ -26,7 +26,7 @@ from hetsngp.labels.transition import (
 )
 from hetsngp.validation import check_positive
 
-# Smallest probability: a model that excludes the given label is not taken at its word.
+# Smallest probability: a model that excludes the given label may be wrong.
 FLOOR = 1e-5
 # Draws for the interval of the number of wrong labels, and its half width in standard deviations.
 DRAWS, WIDTH = 40, 1.96
@@ -186,15 +186,33 @@ def errors_of_folds(labels: Any, probs: Any, *, estimate_from: Any = None) -> La
     return replace(_find(*_checked(labels, probs), None, estimate_from), probs=probs)
 
 
-def _find(given: Tensor, log_probs: Tensor, sharpening: float | None, estimate_from: Any) -> LabelErrors:
-    which = _checked_rows(estimate_from, len(given))
+def nll_of_given(labels: Any, probs: Any) -> float:
+    """Mean of the ``losses`` that :func:`errors_of_folds` would have, in a fraction of its time."""
+    given, log_probs = _checked(labels, probs)
+    return float(_fit(given, log_probs, torch.arange(len(given)), None)[0].loss.mean())
+
+
+def _fit(
+    given: Tensor, log_probs: Tensor, which: Tensor, sharpening: float | None
+) -> tuple[TransitionFit, float, dict[float, TransitionFit], Tensor]:
+    """Fit of the examples ``which``; its sharpening; the fits of all sharpenings that are as good, and the
+    examples that these are by.
+    """
     rows = which[sample(len(which), log_probs.shape[1])]
     if sharpening is None:
-        chosen, as_good = choose_sharpening(log_probs[rows], given[rows])
+        chosen, fits = choose_sharpening(log_probs[rows], given[rows])
     else:
-        chosen, as_good = float(sharpening), {float(sharpening)}
+        chosen = float(sharpening)
+        fits = {chosen: fit_transition(sharpened(log_probs[rows], chosen), given[rows])}
+    if len(rows) == len(which):
+        return fits[chosen], chosen, fits, rows
+    return fit_transition(sharpened(log_probs[which], chosen), given[which]), chosen, fits, rows
+
+
+def _find(given: Tensor, log_probs: Tensor, sharpening: float | None, estimate_from: Any) -> LabelErrors:
+    which = _checked_rows(estimate_from, len(given))
+    fit, chosen, fits, rows = _fit(given, log_probs, which, sharpening)
     log_clean = sharpened(log_probs, chosen)
-    fit = fit_transition(log_clean[which], given[which])
     losses = fit.loss
     if len(which) < len(given):
         losses = label_losses(log_clean, given, fit.transition)
@@ -202,7 +220,7 @@ def _find(given: Tensor, log_probs: Tensor, sharpening: float | None, estimate_f
     clean, wrong = _posterior(log_clean, given, fit)
     one, count = given.shape[1] == 1, int((given != MISSING).sum())
     expected = float(wrong.nansum(dtype=torch.float64))
-    low, high = _share_interval(log_probs[rows], given[rows], as_good, (chosen, float(wrong[rows].nanmean())))
+    low, high = _share_interval(log_probs[rows], given[rows], fits, (chosen, float(wrong[rows].nanmean())))
     return LabelErrors(
         labels=given.squeeze(1).numpy() if one else given.numpy(),
         wrong_probability=wrong.squeeze(1).numpy() if one else wrong.numpy(),
@@ -233,15 +251,14 @@ def _wrong(clean: Tensor, given: Tensor) -> Tensor:
 
 
 def _share_interval(
-    log_probs: Tensor, given: Tensor, sharpenings: set[float], chosen: tuple[float, float]
+    log_probs: Tensor, given: Tensor, fits: dict[float, TransitionFit], chosen: tuple[float, float]
 ) -> tuple[float, float]:
     """Interval of the share of wrong labels, over what the labels leave open: the sharpening, T, and the
     truth of each label. The ``chosen`` sharpening comes with the expected share, around which draws lie too.
     """
     ends, total = [], int((given != MISSING).sum())
-    for s in sharpenings:
-        log_clean = sharpened(log_probs, s)
-        counts = draw_wrong(log_clean, given, fit_transition(log_clean, given).concentration, DRAWS)
+    for s, fit in fits.items():
+        counts = draw_wrong(sharpened(log_probs, s), given, fit.concentration, DRAWS)
         centre, error = float(counts.mean()) / total, float(counts.std()) / total
         for middle in (centre, chosen[1]) if s == chosen[0] else (centre,):
             ends += [middle - WIDTH * error, middle + WIDTH * error]

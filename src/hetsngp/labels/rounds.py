@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hetsngp.labels.label_errors import LabelErrors, errors_of_folds
+from hetsngp.labels.label_errors import LabelErrors, errors_of_folds, nll_of_given
 from hetsngp.validation import check_positive, check_seed
 
 # Share of the examples whose labels only compare rounds, and the fewest examples for that: with fewer they
 # would be too few to compare by, and too many to go without.
-JUDGES, FEWEST_EXAMPLES = 0.1, 2000
+VALIDATION, FEWEST_EXAMPLES = 0.1, 2000
 
 Score = Callable[[Any], float]
 """Mean −log P(given label | x) for probabilities (N, K), of examples whose labels no target has: lower is
@@ -38,9 +38,12 @@ class Correction:
     round: int
     """Chosen round, from 1."""
     losses: tuple[float, ...] = ()
-    """Mean −log P(given label | x) of the judges after each round that was tried."""
-    probs: Any = None
-    """Out-of-sample probabilities (N, K) of the chosen round."""
+    """Mean −log P(given label | x) of the validation examples after each round that was tried."""
+
+    @property
+    def probs(self) -> Any:
+        """Out-of-sample probabilities (N, K) of the chosen round."""
+        return self.errors.probs
 
     def __str__(self) -> str:
         tried = ", ".join(f"{loss:.4f}" for loss in self.losses)
@@ -58,12 +61,12 @@ def correct_in_rounds(
     """Correct labels ``given`` (N,) in up to ``rounds`` rounds of ``cross_fit`` and find_label_errors.
 
     The first round trains on the given labels, each further one on the corrected targets of the one before.
-    Rounds go on while they lower −log P(given | x) = −log Σ_k P(k | x) T[k, given] of the judges, with T
-    estimated without the example. Judges are a tenth of the examples, drawn by ``seed``, whose given labels
-    no model is trained on, and from the second round on sharpening and T are estimated from them alone: the
-    labels of all others have entered the targets, and would reward learning wrong labels by heart. The
-    judges' own targets come from the models that predicted them. With fewer than 2,000 examples all are
-    judges, by models that were trained on the labels of the others.
+    Rounds go on while they lower −log P(given | x) = −log Σ_k P(k | x) T[k, given] of the validation
+    examples, with T estimated without the example. These are a tenth of the examples, drawn by ``seed``,
+    whose given labels no model is trained on, and from the second round on sharpening and T are estimated
+    from them alone: the labels of all others have entered the targets, and would reward memorising wrong
+    labels. Their own targets come from the models that predicted them. With fewer than 2,000 examples all
+    are validation examples, by models that were trained on the labels of the others.
     """
     check_positive("rounds", rounds, integer=True)
     check_seed(seed)
@@ -73,34 +76,35 @@ def correct_in_rounds(
             f"given must be class numbers (N,), got {given.dtype} of shape {given.shape}: of names "
             "class_names, given = numpy.unique(given, return_inverse=True)"
         )
-    judges = _judges(len(given), seed)
-    trained = ~judges if len(given) >= FEWEST_EXAMPLES else np.ones(len(given), dtype=bool)
+    validation = _validation(len(given), seed)
+    trained = ~validation if len(given) >= FEWEST_EXAMPLES else np.ones(len(given), dtype=bool)
 
-    def judged(probs: Any) -> float:
-        return float(errors_of_folds(given[judges], probs[judges]).losses.mean())
+    def by_all(probs: Any) -> float:
+        return nll_of_given(given, probs)
 
-    def untrained(probs: Any) -> float:
-        return float(errors_of_folds(given, probs).losses.mean())
+    def by_validation(probs: Any) -> float:
+        return nll_of_given(given[validation], probs[validation])
 
     targets, best, losses = given, None, []
     for number in range(1, rounds + 1):
         first = number == 1
-        probs = cross_fit(targets, trained, untrained if first else judged)
-        errors = errors_of_folds(given, probs, estimate_from=None if first else judges)
-        losses.append(judged(probs) if not judges.all() else float(errors.losses.mean()))
+        probs = cross_fit(targets, trained, by_all if first else by_validation)
+        errors = errors_of_folds(given, probs, estimate_from=None if first else validation)
+        losses.append(float(errors.losses.mean()) if validation.all() else by_validation(probs))
         if on_round is not None:
             on_round(number, errors, losses[-1])
         if best is not None and losses[-1] >= losses[best.round - 1]:
             break
-        best = Correction(errors, number, probs=probs)
+        best = Correction(errors, number)
         targets = errors.clean_probs
     assert best is not None
-    return Correction(best.errors, best.round, tuple(losses), best.probs)
+    return Correction(best.errors, best.round, tuple(losses))
 
 
-def _judges(count: int, seed: int) -> Any:
+def _validation(count: int, seed: int) -> Any:
+    """Examples (count,) bool whose labels compare rounds."""
     if count < FEWEST_EXAMPLES:
         return np.ones(count, dtype=bool)
-    judges = np.zeros(count, dtype=bool)
-    judges[np.random.default_rng(seed).permutation(count)[: round(JUDGES * count)]] = True
-    return judges
+    chosen = np.zeros(count, dtype=bool)
+    chosen[np.random.default_rng(seed).permutation(count)[: round(VALIDATION * count)]] = True
+    return chosen

@@ -30,8 +30,10 @@ def sample(count: int, num_classes: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(0))[:most].sort().values
 
 
-def choose_sharpening(log_probs: Tensor, given: Tensor) -> tuple[float, set[float]]:
-    """The chosen s, and all that explain the labels about as well: ``log_probs`` (N, K), ``given`` (N, A).
+def choose_sharpening(log_probs: Tensor, given: Tensor) -> tuple[float, dict[float, TransitionFit]]:
+    """The chosen s, and the fits of all s that explain the labels about as well.
+
+    ``log_probs``: (N, K); ``given``: (N, A).
 
     By −log P(given | x) = −log Σ_k P(k | x) T[k, given], with T estimated without the example: too small an s
     cannot say that a label is wrong, too large an s contradicts labels that are correct. Chosen is the best
@@ -59,7 +61,7 @@ def choose_sharpening(log_probs: Tensor, given: Tensor) -> tuple[float, set[floa
     worse = {power: fit.loss - fits[best].loss for power, fit in fits.items()}
     as_good = {power for power, d in worse.items() if float(d.mean()) <= MEASURABLE * standard_error(d)}
     chosen = best + 1 if best + 1 in as_good else best
-    return _power(chosen), {_power(power) for power in as_good}
+    return _power(chosen), {_power(power): fits[power] for power in as_good}
 
 
 def _power(index: int) -> float:

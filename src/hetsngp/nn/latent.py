@@ -81,7 +81,7 @@ class RecentStatistics:
     def find(self, mark: Tensor) -> NormalizerStatistics | None:
         """Statistics of the pass whose features have the mean ``mark`` (D,); None where there was no pass.
 
-        Of several passes of the same features, the last that was repeated less often than the others:
+        With several passes of the same features it is the last that was repeated less often than the others:
         backward passes come in the reverse order.
         """
         # Replicas of DataParallel share this object.

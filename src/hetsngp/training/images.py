@@ -331,7 +331,7 @@ def _thresholds(
 def measure(model: Classifier, loader: Any, engine: Engine) -> dict[str, float]:
     """Accuracy (precision@1 for multi-label data), NLL and ECE; each process predicts its part.
 
-    Of soft targets the most probable class counts as correct.
+    With soft targets the most probable class counts as correct.
     """
     numbers = measure_quality(
         model,

@@ -50,7 +50,7 @@ def make_texts(**changes: Any) -> tuple[AuditedData, Correction]:
         "examples": texts,
         "fingerprint": {"examples": COUNT, "labels": "a"},
     }
-    return AuditedData(**values | changes), Correction(find_label_errors(given, probs), 1, (0.5,), probs)
+    return AuditedData(**values | changes), Correction(find_label_errors(given, probs), 1, (0.5,))
 
 
 def rows(file: Path) -> list[dict[str, str]]:

@@ -115,9 +115,9 @@ def test_the_second_round_trains_on_targets_without_the_judges(
             summary = finished(folder / f"fold-{number}")
             assert summary is not None
             outside = np.setdiff1d(np.arange(COUNT), rows.numpy())
-            judges = int((~trained[outside]).sum())
-            assert summary["labels"]["dropped"] == judges > 0
-            assert summary["labels"]["changed"] == (0 if round_number == 1 else len(outside) - judges)
+            untrained = int((~trained[outside]).sum())
+            assert summary["labels"]["dropped"] == untrained > 0
+            assert summary["labels"]["changed"] == (0 if round_number == 1 else len(outside) - untrained)
 
 
 def test_what_is_finished_is_not_repeated(

@@ -184,11 +184,11 @@ def test_targets_of_untrained_rows_change_nothing(soft: bool) -> None:
     """They choose neither the number of epochs nor the temperature, and no model is trained on them."""
     X, y = blobs(100)
     fit = small("deterministic", epochs=8)._training_data(X, y, None).cross_fit(False)
-    judges = np.random.default_rng(0).random(100) < 0.4
+    left = np.random.default_rng(0).random(100) < 0.4
     targets = np.eye(3)[fit.table.y] if soft else fit.table.y
-    others = np.where(judges[:, None] if soft else judges, np.roll(targets, 1, -1) if soft else 0, targets)
-    assert np.abs(targets - others)[judges].sum() > 20
-    np.testing.assert_array_equal(fit(targets, ~judges), fit(others, ~judges))
+    others = np.where(left[:, None] if soft else left, np.roll(targets, 1, -1) if soft else 0, targets)
+    assert np.abs(targets - others)[left].sum() > 20
+    np.testing.assert_array_equal(fit(targets, ~left), fit(others, ~left))
     everyone = np.ones(100, dtype=bool)
     assert np.abs(fit(targets, everyone) - fit(others, everyone)).max() > 0.01
 
@@ -196,18 +196,18 @@ def test_targets_of_untrained_rows_change_nothing(soft: bool) -> None:
 def test_untrained_rows_are_predicted_by_the_model_of_the_trained_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With the epochs and the temperature that they have where the untrained rows do not exist."""
+    """With the epochs and the temperature that they have where the left rows do not exist."""
     X, y = blobs(100)
     fit = small("deterministic", epochs=8)._training_data(X, y, None).cross_fit(False)
-    judges = np.random.default_rng(0).random(100) < 0.4
+    left = np.random.default_rng(0).random(100) < 0.4
     places = table_folds(fit.table, 5, fit.seed)
-    probs = fit(fit.table.y, ~judges)
-    new = np.cumsum(~judges) - 1
-    inner = [new[place[~judges[place]]] for place in places]
+    probs = fit(fit.table.y, ~left)
+    new = np.cumsum(~left) - 1
+    inner = [new[place[~left[place]]] for place in places]
     monkeypatch.setattr(label_noise, "table_folds", lambda *args: inner)
-    alone = replace(fit, table=fit.table.rows(~judges))(fit.table.y[~judges], np.ones((~judges).sum(), bool))
-    np.testing.assert_allclose(probs[~judges], alone, rtol=1e-4, atol=1e-6)
-    assert np.isfinite(probs[judges]).all()
+    alone = replace(fit, table=fit.table.rows(~left))(fit.table.y[~left], np.ones((~left).sum(), bool))
+    np.testing.assert_allclose(probs[~left], alone, rtol=1e-4, atol=1e-6)
+    assert np.isfinite(probs[left]).all()
 
 
 def test_probabilities_of_folds_are_calibrated() -> None:
@@ -260,7 +260,7 @@ def test_folds_have_every_class(monkeypatch: pytest.MonkeyPatch) -> None:
         assert np.abs(np.bincount(held_out.y, minlength=3) - [14, 4, 2]).max() <= 1
 
 
-def test_of_many_examples_a_tenth_judges_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_examples_a_tenth_compares_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     spy = FoldSpy(monkeypatch)
     X, y = blobs(rounds.FEWEST_EXAMPLES, 2)
     correcting("deterministic", epochs=1, batch_size=500).fit(X, uniform_flips(X, y, 0.2, 0))

@@ -217,7 +217,7 @@ def test_two_classes_are_predicted_as_by_folds() -> None:
     assert abs(nll(by_fit.probs, given) - nll(by_folds.probs, given)) < 0.02
 
 
-def test_labels_of_judges_have_no_part_in_folds() -> None:
+def test_labels_that_are_not_trained_on_have_no_part_in_folds() -> None:
     """Neither in training nor in the choice of epochs and temperature."""
     trained = np.ones(180, dtype=bool)
     trained[::7] = False
@@ -312,13 +312,13 @@ def test_the_parts_of_the_correction_agree() -> None:
     assert f"round {found.round} " in str(found)
 
 
-def test_the_given_labels_of_the_judges_train_nothing() -> None:
-    """With 2,000 examples a tenth are judges; their labels do not change how examples are predicted."""
+def test_labels_of_validation_examples_train_nothing() -> None:
+    """Labels of the tenth that compares rounds do not change how examples are predicted."""
     x, given, _ = noisy_blobs(667)
-    judges = hetsngp.labels.rounds._judges(len(given), 0)
-    assert judges.sum() == 200
+    validation = hetsngp.labels.rounds._validation(len(given), 0)
+    assert validation.sum() == 200
     other = given.clone()
-    other[judges] = (other[judges] + 1) % 3
+    other[validation] = (other[validation] + 1) % 3
     first, second = (
         correct_labels(toy.frozen("sngp", random_features=16), [(x, y)], rounds=1, **FITTED).probs
         for y in (given, other)

@@ -74,31 +74,32 @@ def run(data: Any, rounds: int = 3, **options: Any) -> tuple[Correction, Logisti
     return correct_in_rounds(data[2], cross_fit, rounds=rounds), cross_fit
 
 
-def test_the_given_labels_of_the_judges_are_in_no_target() -> None:
+def test_labels_of_validation_examples_are_in_no_target() -> None:
     _, cross_fit = run(LARGE)
-    judges = ~cross_fit.calls[0][1]
-    assert judges.sum() == 240
+    validation = ~cross_fit.calls[0][1]
+    assert validation.sum() == 240
     assert len(cross_fit.calls) >= 2
     for _, trained in cross_fit.calls:
-        assert (trained == ~judges).all()
-    # Other labels of the judges leave everything that the models see as it was, but for the matrix T, to
-    # which they have been added as those of all others: of trained rows nothing depends on a single judge.
+        assert (trained == ~validation).all()
+    # Other labels of validation examples leave everything that the models see as it was, but for the matrix
+    # T, to which they have been added as all others: of trained examples nothing depends on a single one.
     given = LARGE[2].copy()
-    given[judges] = (given[judges] + np.random.default_rng(1).integers(1, K, judges.sum())) % K
+    given[validation] = (given[validation] + np.random.default_rng(1).integers(1, K, validation.sum())) % K
     first = LogisticFolds(LARGE[0])
     correct_in_rounds(given, first, rounds=1)
     np.testing.assert_array_equal(first.returned[0], cross_fit.returned[0])
 
 
-def test_judges_are_compared_by_their_own_given_labels() -> None:
+def test_rounds_are_compared_by_the_labels_of_validation_examples() -> None:
     found, cross_fit = run(LARGE)
-    judges = ~cross_fit.calls[0][1]
+    validation = ~cross_fit.calls[0][1]
     expected = [
-        find_label_errors(LARGE[2][judges], probs[judges]).losses.mean() for probs in cross_fit.returned
+        find_label_errors(LARGE[2][validation], probs[validation]).losses.mean()
+        for probs in cross_fit.returned
     ]
     assert found.losses == pytest.approx(expected)
     # Settings are chosen by all given labels in the first round, in which no target has learned from others;
-    # later by the judges'.
+    # later by those of the validation examples.
     whole = find_label_errors(LARGE[2], cross_fit.returned[0]).losses.mean()
     assert cross_fit.scores == pytest.approx([whole, *expected[1:]])
 
@@ -117,19 +118,19 @@ def test_each_round_trains_on_the_targets_of_the_one_before() -> None:
     assert found.probs is cross_fit.returned[found.round - 1]
 
 
-def test_later_rounds_estimate_from_the_judges_alone() -> None:
+def test_later_rounds_estimate_from_validation_examples_alone() -> None:
     seen: list[LabelErrors] = []
     cross_fit = LogisticFolds(LARGE[0])
     correct_in_rounds(LARGE[2], cross_fit, on_round=lambda _, errors, __: seen.append(errors))
-    judges = ~cross_fit.calls[0][1]
+    validation = ~cross_fit.calls[0][1]
     assert len(seen) >= 2
-    for errors, probs, rows in zip(seen, cross_fit.returned, (None, judges, judges), strict=False):
+    for errors, probs, rows in zip(seen, cross_fit.returned, (None, validation, validation), strict=False):
         expected = find_label_errors(LARGE[2], probs, estimate_from=rows)
         np.testing.assert_array_equal(errors.clean_probs, expected.clean_probs)
         assert errors.sharpening == expected.sharpening
 
 
-@pytest.mark.parametrize("data", [LARGE, SMALL], ids=["judges", "all"])
+@pytest.mark.parametrize("data", [LARGE, SMALL], ids=["validation", "all"])
 def test_a_round_that_predicts_worse_ends_the_rounds(data: Any) -> None:
     found, cross_fit = run(data, rounds=4, spoil_after=1)
     assert found.round == 1
@@ -149,7 +150,7 @@ def test_rounds_go_on_while_they_help_and_no_longer() -> None:
     assert f"{found.losses[0]:.4f}" in text
 
 
-def test_among_few_examples_all_are_judges() -> None:
+def test_among_few_examples_all_compare_rounds() -> None:
     found, cross_fit = run(SMALL)
     for (_, trained), probs, loss in zip(cross_fit.calls, cross_fit.returned, found.losses, strict=True):
         assert trained.all()
@@ -157,14 +158,14 @@ def test_among_few_examples_all_are_judges() -> None:
 
 
 @pytest.mark.parametrize("n", [1999, 2000])
-def test_two_thousand_are_enough_for_judges(n: int) -> None:
+def test_two_thousand_are_enough_for_validation_examples(n: int) -> None:
     x, _, given = blobs(n)
     cross_fit = LogisticFolds(x)
     correct_in_rounds(given, cross_fit, rounds=1)
     assert (~cross_fit.calls[0][1]).sum() == (200 if n == 2000 else 0)
 
 
-def test_the_same_seed_gives_the_same_result_and_another_other_judges() -> None:
+def test_the_same_seed_gives_the_same_result_and_another_other_examples() -> None:
     (first, one), (again, _) = run(LARGE, rounds=2), run(LARGE, rounds=2)
     assert first.losses == again.losses
     np.testing.assert_array_equal(first.errors.clean_probs, again.errors.clean_probs)
@@ -173,7 +174,7 @@ def test_the_same_seed_gives_the_same_result_and_another_other_judges() -> None:
     assert (other.calls[0][1] != one.calls[0][1]).any()
 
 
-@pytest.mark.parametrize("data", [LARGE, SMALL], ids=["judges", "all"])
+@pytest.mark.parametrize("data", [LARGE, SMALL], ids=["validation", "all"])
 def test_corrected_targets_are_nearer_to_the_truth(data: Any) -> None:
     found, _ = run(data)
     _, true, given = data
