@@ -8,6 +8,7 @@ through the network, wherever their files are and whatever their labels.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import warnings
 from collections.abc import Iterator
@@ -21,12 +22,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hetsngp.auditing.pretrained import PretrainedNetwork
-from hetsngp.data.bounded import read_file
 from hetsngp.data.images.arrays import ImageArrays
+from hetsngp.data.images.copies import PART as PART_OF_KEYS
+from hetsngp.data.images.copies import content_keys
 from hetsngp.data.images.files import ImageFiles, read_image
 from hetsngp.files import remove_leftovers, replace_file, write_tensors
 from hetsngp.fitting.progress import ExampleProgress
-from hetsngp.limits import IMAGE_BYTES
 
 PART = 512
 """Images of a part: after a crash as many are run again, at most; Ctrl-C keeps all that were run."""
@@ -50,7 +51,9 @@ def image_features(
     """
     folder = folder / network.identity()[:16]
     remove_leftovers(folder)
-    keys = content_keys(images)
+    parts = math.ceil(len(images) / PART_OF_KEYS)
+    with ExampleProgress("reading", parts, show, unit="images") as shown:
+        keys = content_keys(images, shown.add)
     known = _read_parts(folder)
     missing = {key: row for row, key in enumerate(keys) if key not in known}  # copies are run once
     rows = list(missing.values())
@@ -84,20 +87,6 @@ def image_features(
             "command again: the features of the others are kept"
         )
     return torch.stack([known[key] for key in keys])
-
-
-def content_keys(images: ImageArrays | ImageFiles) -> list[bytes]:
-    """SHA-256 of the content of each image: of the file, or of the shape and the pixels."""
-    if isinstance(images, ImageArrays):
-        shape = repr(tuple(images.images.shape[1:])).encode()
-        pixels = images.images.cpu().contiguous().numpy()
-        return [hashlib.sha256(shape + row.tobytes()).digest() for row in pixels]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(_file_key, images.files, chunksize=64))
-
-
-def _file_key(file: Path) -> bytes:
-    return hashlib.sha256(read_file(file, IMAGE_BYTES)).digest()
 
 
 def _decode(images: ImageArrays | ImageFiles, rows: list[int], size: int) -> tuple[Tensor, dict[int, str]]:

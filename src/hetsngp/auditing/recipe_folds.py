@@ -13,7 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hetsngp.data.images.arrays import ImageArrays, fold_rows
+from hetsngp.data.images.arrays import ImageArrays
+from hetsngp.data.images.copies import image_folds
 from hetsngp.data.images.files import ImageFiles
 from hetsngp.data.label_files import LabelFile
 from hetsngp.files import remove_leftovers, replace_file, write_tensors
@@ -49,7 +50,7 @@ class RecipeFolds:
     ) -> None:
         self.recipe, self.images, self.names, self.folder, self.engine = recipe, images, names, folder, engine
         self.batch_size, self.show, self.say = batch_size, show, say
-        self.rows = fold_rows(images.labels, images.num_classes, folds, recipe.config.seed)
+        self.rows = image_folds(images, folds, recipe.config.seed)
         self.round = 0
 
     def __call__(self, targets: Any, trained: Any, score: Score) -> Any:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from hetsngp.data.images.arrays import ImageArrays, fold_rows, stratified
+from hetsngp.data.images.arrays import ImageArrays, stratified
+from hetsngp.data.images.copies import image_folds
 from hetsngp.data.images.decoding import IMAGENET_MEAN, IMAGENET_STD, short_side
 from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
 from hetsngp.data.images.files import LIMIT_BYTES, ImageFiles
@@ -69,8 +70,8 @@ def open_task(
     ``fingerprints`` makes those of the opened sets.
 
     Folds and held-out images are drawn from the labels as given, so that they are the same with corrected
-    labels. These are for training and held-out images, without those that were dropped; a fold that is tested
-    on keeps its given labels.
+    labels; copies of an image are in one fold. Corrected labels are for training and held-out images, without
+    those that were dropped; a fold that is tested on keeps its given labels.
     """
     images = open_set(task.data, "train")
     if not isinstance(images, Images):
@@ -92,6 +93,10 @@ def open_task(
     found = {} if fingerprints is None else fingerprints({"train": images, "test": test})
     if labels is not None and fingerprints is not None:
         found = {**found, "labels": labels.to_fingerprint()}
+    fold_rows = None
+    if task.fold is not None:
+        number, folds = task.fold_number
+        fold_rows = image_folds(images, folds, seed)[number - 1]  # type: ignore[arg-type]
     images, test = _loaded(images, task), None if test is None else _loaded(test, task)
     if isinstance(images, ImageArrays):
         shape = tuple(images.images.shape[1:])
@@ -100,7 +105,7 @@ def open_task(
         shape = (3, _size(task), _size(task))
     corrected = None
     if single:
-        train, held_out, fold, corrected = _split(images, labels, task, seed)
+        train, held_out, fold, corrected = _split(images, labels, task, seed, fold_rows)
         test = test if fold is None else fold
     else:
         train, held_out = images.split(task.held_out, seed=seed)
@@ -119,14 +124,12 @@ def open_task(
 
 
 def _split(
-    images: Any, labels: LabelFile | None, task: ImageTask, seed: int
+    images: Any, labels: LabelFile | None, task: ImageTask, seed: int, fold_rows: torch.Tensor | None
 ) -> tuple[Any, Any, Any | None, dict[str, Any] | None]:
     """Images to train on, held out, and of the fold; and how many examples have corrected labels."""
     rest, fold, corrected = torch.arange(len(images)), None, None
-    if task.fold is not None:
-        number, folds = task.fold_number
-        rows = fold_rows(images.labels, images.num_classes, folds, seed)[number - 1]
-        fold, rest = images.take(rows), rest[~torch.isin(rest, rows)]
+    if fold_rows is not None:
+        fold, rest = images.take(fold_rows), rest[~torch.isin(rest, fold_rows)]
     parts = [rest[rows] for rows in stratified(images.labels[rest], images.num_classes, task.held_out, seed)]
     if labels is not None:
         images, kept = with_labels(images, labels), labels.is_kept

@@ -21,7 +21,7 @@ pytest.importorskip("lightning", reason="pip install 'hetsngp[train]'")
 pytest.importorskip("PIL.Image")
 
 from hetsngp import metrics
-from hetsngp.data.images import ImageArrays, fold_rows
+from hetsngp.data.images.arrays import ImageArrays, fold_rows
 from hetsngp.data.images.device_loader import DeviceLoader
 from hetsngp.data.label_files import CORRECTED, LabelFile, example_names
 from hetsngp.data.preprocessing import Preprocessing
@@ -275,6 +275,16 @@ def test_five_folds_are_the_test_sets_and_partition_the_data(kind: str, tmp_path
     assert sorted(tested) == sorted(whole)
     other: Any = open_task(task(data, fold="1/5", **more), seed=2)
     assert names(other.test) != names(open_task(task(data, fold="1/5", **more), seed=1).test)
+
+
+def test_copies_of_an_image_are_in_one_fold(tmp_path: Path) -> None:
+    pixels, labels = random_bytes(20, 8, 8, 3).repeat(2, axis=0), np.arange(40) % 2
+    np.savez(tmp_path / "copies.npz", x_train=pixels, y_train=labels)
+    for fold in (1, 2, 3):
+        found: Any = open_task(task(tmp_path / "copies.npz", fold=f"{fold}/3"), seed=0)
+        train, held_out, test = ({image.numpy().tobytes() for image in p.images} for p in parts(found))
+        assert len(test) == len(found.test) / 2 > 5
+        assert not test & (train | held_out)
 
 
 def test_folds_of_few_examples() -> None:

@@ -35,6 +35,14 @@ def pillow() -> Any:
     return Image
 
 
+def image_ops() -> Any:
+    """PIL.ImageOps, or an error that says how to get it."""
+    pillow()
+    from PIL import ImageOps
+
+    return ImageOps
+
+
 def open_picture(source: Path | bytes, name: str) -> Any:
     """Open a file, or its content, as an RGB image of Pillow; errors call it ``name``.
 

@@ -1,0 +1,60 @@
+"""Copies of images, by their content: a model that has seen one has seen the label of all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hetsngp.data.bounded import read_file
+from hetsngp.data.images.arrays import ImageArrays, fold_rows
+from hetsngp.data.images.files import ImageFiles
+from hetsngp.limits import IMAGE_BYTES
+
+# Images hashed between two calls of ``progress``.
+PART = 1024
+
+
+def content_keys(
+    images: ImageArrays | ImageFiles, progress: Callable[[int], None] = lambda images: None
+) -> list[bytes]:
+    """SHA-256 of the content of each image: of the file, or of the shape and the pixels.
+
+    ``progress`` is called with the number of images of each part.
+    """
+    keys: list[bytes] = []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for begin in range(0, len(images), PART):
+            if isinstance(images, ImageFiles):
+                keys += pool.map(_file_key, images.files[begin : begin + PART], chunksize=64)
+            else:
+                shape = repr(tuple(images.images.shape[1:])).encode()
+                pixels = images.images[begin : begin + PART].cpu().contiguous().numpy()
+                keys += [hashlib.sha256(shape + row.tobytes()).digest() for row in pixels]
+            progress(min(PART, len(images) - begin))
+    return keys
+
+
+def image_folds(images: ImageArrays | ImageFiles, folds: int, seed: int = 0) -> list[Tensor]:
+    """Indices of each of ``folds`` parts of the images, by :func:`~hetsngp.data.images.arrays.fold_rows`.
+
+    Copies of an image are in one part, whatever their labels, so that no part has an image of another one.
+    """
+    first: dict[bytes, int] = {}
+    of_copy = torch.tensor([first.setdefault(key, row) for row, key in enumerate(content_keys(images))])
+    rows = torch.tensor(list(first.values()))
+    if len(rows) < folds:
+        raise ValueError(
+            f"{len(rows)} different images cannot be divided into {folds} folds: choose fewer folds"
+        )
+    found = fold_rows(images.labels.cpu()[rows], images.num_classes, folds, seed)
+    return [torch.isin(of_copy, rows[part]).nonzero().flatten() for part in found]
+
+
+def _file_key(file: Path) -> bytes:
+    return hashlib.sha256(read_file(file, IMAGE_BYTES)).digest()
