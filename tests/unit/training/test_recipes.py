@@ -289,6 +289,13 @@ def test_changes_that_take_two(tmp_path: Path) -> None:
     assert read_recipe(file, ["seed=1", "seed=2"]).config.seed == 2  # the last word counts
 
 
+@pytest.mark.parametrize("name", ["2024-05-01", "1e3", "true", "[a]"])
+def test_the_name_of_a_folder_may_look_like_a_value(name: str, tmp_path: Path) -> None:
+    file = written(tmp_path, STEPS)
+    task = read_recipe(file, [f"data={name}", f'labels="{name}"']).task
+    assert (task.data, task.labels) == (name, name)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

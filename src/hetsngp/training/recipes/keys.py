@@ -130,6 +130,8 @@ def apply_change(content: dict[str, Any], change: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
+    if not isinstance(value, str) and _is_word(key):
+        value = text  # a folder may be called 2024-05-01, which TOML takes for a date
     section, dot, inner = key.partition(".")
     if not dot:
         content[key] = value
@@ -140,6 +142,11 @@ def apply_change(content: dict[str, Any], change: str) -> None:
     if (key == "schedule.decay" and value != "step") or inner in ("milestones", "milestone_shares"):
         table.pop("milestones", None), table.pop("milestone_shares", None)
     table[inner] = value
+
+
+def _is_word(key: str) -> bool:
+    annotation = typing.get_type_hints(ImageTask).get(key)
+    return annotation in (str, str | None)
 
 
 def make(kind: type, section: str, values: Mapping[str, Any]) -> Any:
