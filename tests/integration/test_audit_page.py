@@ -230,6 +230,73 @@ def test_keys_move_decide_and_undo(
     assert decided(page).startswith("4 of")
 
 
+def test_a_key_decides_once_with_caps_lock_and_held_down(
+    open_page: Callable[..., Any], page_file: Path, errors: LabelErrors
+) -> None:
+    page = open_page(page_file)
+    press = (
+        "([key, repeat]) => document.activeElement.dispatchEvent("
+        "new KeyboardEvent('keydown', { key, repeat, bubbles: true, cancelable: true }))"
+    )
+    page.locator(".card").nth(0).focus()
+    for key, repeat in (("N", False), ("N", True), ("n", True), ("D", False)):
+        page.evaluate(press, [key, repeat])
+    shown = page.locator(".card .decision")
+    assert shown.all_inner_texts()[:3] == ["✓ kept", "✕ dropped", ""]
+    page.evaluate(press, ["u", False])
+    page.evaluate(press, ["U", True])
+    assert shown.all_inner_texts()[:3] == ["✓ kept", "", ""]
+    page.evaluate(press, ["ArrowRight", True])  # to move on may be repeated
+    assert focused(page) == 2
+
+
+def test_what_was_decided_and_undone_is_said(
+    open_page: Callable[..., Any], page_file: Path, errors: LabelErrors, tmp_path: Path
+) -> None:
+    page = open_page(page_file)
+    first, second = (f"photos/{i}.png" for i in flagged(errors)[:2])
+    status = page.locator("#status")
+    page.locator(".card").nth(0).get_by_role("button", name="Drop").click()
+    assert status.inner_text() == f"{first}: ✕ dropped"
+    page.locator(".card").nth(0).get_by_role("button", name="Drop").click()
+    assert status.inner_text() == f"{first}: undecided"
+    page.locator(".card").nth(1).get_by_role("button", name="Drop").click()
+    page.locator("#undo").click()
+    assert status.inner_text() == f"Undone: {second}."
+    page.locator("#state").select_option("drop")
+    page.locator("#undo").click()
+    assert status.inner_text() == f"Undone: {first}, which the filters hide."
+    given = [CLASSES[errors.labels[i]] for i in flagged(errors)[:2]]
+    with open(tmp_path / "choices.csv", "w", encoding="utf-8", newline="") as handle:
+        csv.writer(handle).writerows(
+            [
+                ("path", "given_label", "decision", "new_label"),
+                (first, given[0], "keep", ""),
+                (second, given[1], "drop", ""),
+            ]
+        )
+    page.locator("#clear").click()
+    page.locator("#file").set_input_files(tmp_path / "choices.csv")
+    page.locator("#undo:enabled").click()
+    assert status.inner_text() == f"Undone: {first} and 1 more."
+
+
+def test_after_a_class_was_chosen_with_the_mouse_keys_go_to_the_card(
+    open_page: Callable[..., Any], page_file: Path
+) -> None:
+    page = open_page(page_file)
+    card = page.locator(".card")
+    for place, by_mouse in ((1, True), (2, False)):
+        other = card.nth(place).get_by_role("combobox")
+        other.focus()
+        if by_mouse:
+            other.dispatch_event("pointerdown")
+        else:
+            page.keyboard.press("Shift")
+        other.select_option(index=2)
+        assert focused(page) == (place if by_mouse else -1)
+
+
 def test_the_first_card_is_selected_without_a_click(open_page: Callable[..., Any], page_file: Path) -> None:
     """At the start and after filtering, visibly."""
     page = open_page(page_file)

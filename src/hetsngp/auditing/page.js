@@ -77,6 +77,7 @@
   function decide(row, decision, label = null) {
     tell("");
     history.push(apply([[row, decision && [decision, label]]]));
+    if (!$("status").textContent) tell(`${data.names[row]}: ${decision ? said(row) : "undecided"}`);
     $("undo").disabled = false;
   }
 
@@ -86,9 +87,11 @@
     const last = history.pop();
     if (!last) return;
     apply(last);
-    tell("");
+    const [row] = last[0];
+    const others = last.length > 1 ? ` and ${count(last.length - 1)} more` : "";
+    tell(`Undone: ${data.names[row]}${others}${list.includes(row) ? "" : ", which the filters hide"}.`);
     $("undo").disabled = history.length === 0;
-    if (list.includes(last[0][0])) moveTo(list.indexOf(last[0][0]));
+    if (list.includes(row)) moveTo(list.indexOf(row));
   }
 
   function showProgress() {
@@ -230,13 +233,17 @@
 
   const cardOf = (row) => cards.querySelector(`[data-row="${row}"]`);
 
+  function said(row) {
+    const [decision, label] = decisions.get(row) ?? ["", null];
+    return decision === "change" ? `→ ${data.classes[label]}` : SYMBOLS[decision] ?? "";
+  }
+
   function paint(row) {
     const card = cardOf(row);
     if (!card) return;
     const [decision, label] = decisions.get(row) ?? ["", null];
     card.dataset.decision = decision;
-    const symbol = decision === "change" ? `→ ${data.classes[label]}` : SYMBOLS[decision] ?? "";
-    card.querySelector(".decision").textContent = symbol;
+    card.querySelector(".decision").textContent = said(row);
     const accepted = decision === "change" && label === data.suggested[row];
     card.querySelector(".keep").setAttribute("aria-pressed", decision === "keep");
     card.querySelector(".change")?.setAttribute("aria-pressed", accepted);
@@ -361,6 +368,8 @@
     const row = Number(event.target.closest(".card").dataset.row);
     if (event.target.value === "") decide(row, undefined);
     else toClass(row, Number(event.target.value));
+    // After a choice with the mouse keys go to the card again: in the list a letter would choose another class.
+    if (!typed) focusCard();
   });
   for (const kind of ["focusin", "pointerdown"])
     cards.addEventListener(kind, (event) => {
@@ -369,24 +378,33 @@
       if (event.target.matches("select")) fill(event.target); // a thousand classes in sixty cards are slow
     });
 
+  let typed = true; // keys that change a list stay with it
+  for (const place of [cards, $("filters")]) {
+    place.addEventListener("keydown", () => (typed = true));
+    place.addEventListener("pointerdown", () => (typed = false));
+  }
+
   const KEYS = { y: "accept", n: "keep", d: "drop" };
   document.addEventListener("keydown", (event) => {
+    const key = event.key.length === 1 ? event.key.toLowerCase() : event.key; // with Caps Lock too
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select, textarea")) return;
     const card = cardOf(current);
     const place = list.indexOf(current);
     const columns = getComputedStyle(cards).gridTemplateColumns.split(" ").length;
     const steps = { ArrowLeft: -1, k: -1, ArrowRight: 1, j: 1 };
     if (card?.contains(event.target)) Object.assign(steps, { ArrowUp: -columns, ArrowDown: columns });
-    const label = card && /^[1-9]$/.test(event.key) ? data.top[current][Number(event.key) - 1] : undefined;
-    const acting = card && (event.key in steps || event.key in KEYS || label !== undefined);
-    if (event.key === "u") undo();
-    else if (acting && !seen(card)) moveTo(place); // what cannot be seen is not decided
-    else if (acting && event.key in steps) moveTo(place + steps[event.key]);
-    else if (acting) {
+    const label = card && /^[1-9]$/.test(key) ? data.top[current][Number(key) - 1] : undefined;
+    const deciding = card && (key in KEYS || label !== undefined);
+    if (!deciding && key !== "u" && !(card && key in steps)) return;
+    if (event.repeat && !(key in steps)) event.preventDefault(); // a key that is held down decides once
+    else if (key === "u") undo();
+    else if (!seen(card)) moveTo(place); // what cannot be seen is not decided
+    else if (key in steps) moveTo(place + steps[key]);
+    else {
       if (label !== undefined) toClass(current, label);
-      else acts[KEYS[event.key]](current);
+      else acts[KEYS[key]](current);
       moveTo(place + 1);
-    } else return;
+    }
     event.preventDefault();
   });
 
@@ -401,9 +419,6 @@
     if ($("file").files.length) await load($("file").files[0]);
     $("file").value = ""; // the same file can be chosen again
   });
-  let typed = true; // keys that change a filter stay with it
-  $("filters").addEventListener("keydown", () => (typed = true));
-  $("filters").addEventListener("pointerdown", () => (typed = false));
   $("filters").addEventListener("change", (event) => {
     if (!typed && event.target.matches("select")) focusCard();
   });
