@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from hetsngp.auditing.pretrained import PACKAGE
 from hetsngp.auditing.run_audit import AuditSource
 from hetsngp.data.label_files import read_labels
 from hetsngp.training.images import finished
+from hetsngp.training.recipes.recipe import read_recipe
 
 timm = pytest.importorskip("timm", reason="pip install 'hetsngp[vision]'")
 datasets = pytest.importorskip("sklearn.datasets", reason="pip install 'hetsngp[sklearn]'")
@@ -209,6 +211,22 @@ def test_many_images_of_each_class_are_trained_from_scratch() -> None:
     assert few == f"hetsngp train finetune --set data=photos {end}"
     assert many == f"hetsngp train images --set data=photos {end}"
     assert arrays == f"hetsngp train images --set data=photos --set size=none {end}"
+
+
+def test_the_printed_training_reads_odd_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The value none leaves a key out, and a date is no text in TOML; the folders are found all the same."""
+    monkeypatch.chdir(tmp_path)
+    content: dict[str, Any] = {"classes": [{}, {}], "key": "path", "examples": 4000}
+    for name in ("none", "2024-05-01", "1e3", "my photos"):
+        Path(name).mkdir()
+        monkeypatch.chdir(name)
+        words = shlex.split(AuditSource(name, name).train_command(Path("."), content))
+        assert words[-2:] == ["--out", f"runs/{name}-corrected"]
+        monkeypatch.chdir(tmp_path)
+        words = shlex.split(AuditSource(name, name).train_command(Path(name), content))
+        changes = [change for flag, change in pairwise(words) if flag == "--set"]
+        task = read_recipe(words[2], changes).task
+        assert (Path(task.data), Path(str(task.labels))) == (Path(name), Path(name))
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: install chromium")
@@ -406,6 +424,8 @@ def test_mistakes_are_named_with_what_to_do(
         ([photos, "--set", "seed=1"], "--set changes a recipe"),
         ([photos, "--folds", COUNT + 1], f"{COUNT} images cannot be divided into {COUNT + 1} folds"),
         ([photos, "--folds", 1], "--folds"),
+        ([photos, "--out", photos / "audit"], f"such as --out {home / 'photos-audit'}"),
+        ([photos, "--out", photos], "its pictures would become examples: give a folder outside of"),
         ([photos, "--weights", "nothing"], "--weights"),
         ([photos, "--apply", "nothing.csv"], "--apply"),
         ([photos, "--apply", "choices.csv"], "audits/photos has no finished audit: make one first"),
@@ -454,6 +474,36 @@ def test_an_audit_of_other_data_is_not_overwritten(home: Path, copy: Path, tmp_p
     assert Counter(line["given_label"] for line in rows(copy / "label_errors.csv"))["zero"] == len(
         list((photos / "zero").iterdir())
     )
+
+
+def test_choices_about_other_data_are_not_taken_for_those_of_a_new_audit(
+    home: Path, copy: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "choices.csv").write_text("path,given_label,decision,new_label\n")
+    done = invoke("audit", home / "photos", "--apply", tmp_path / "choices.csv", "--out", copy)
+    assert done.exit_code == 0, done.output
+    photos = Path(shutil.copytree(home / "photos", tmp_path / "photos"))
+    next((photos / "one").iterdir()).unlink()
+    (copy / "audit.json").unlink()
+    words = ["--out", copy, "--rounds", 1, *frozen(home)]
+    before = snapshot(copy)
+    refused(invoke("audit", photos, *words), "has the choices of a person about other data")
+    (copy / "labels.safetensors").unlink()
+    refused(invoke("audit", home / "photos", *words), "nothing there says of which")
+    del before[copy / "labels.safetensors"]
+    assert snapshot(copy) == before
+    (copy / "corrected_labels.csv").unlink()
+    done = invoke("audit", photos, *words)
+    assert done.exit_code == 0, done.output
+
+
+def test_an_audit_without_its_sheet_is_made_again(home: Path, copy: Path) -> None:
+    words = ["audit", home / "photos", "--out", copy, "--rounds", 2, *frozen(home)]
+    sheet = (copy / "suspicious.png").read_bytes()
+    (copy / "suspicious.png").unlink()
+    done = invoke(*words)
+    assert done.exit_code == 0, done.output
+    assert (copy / "suspicious.png").read_bytes() == sheet
 
 
 def test_files_that_are_no_images_are_all_named(home: Path, tmp_path: Path) -> None:

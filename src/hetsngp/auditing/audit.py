@@ -39,8 +39,6 @@ KEYS = {
     *("classes", "fingerprint"),
 }
 """Some keys of ``audit.json``, without which it cannot be read."""
-LEAST_LABELS = 0.1
-"""Expected number of labels from which a pair of classes is listed in ``confusions.csv``."""
 MOST_LISTED = 5
 """Classes, and pairs of classes, in the printed summary."""
 
@@ -169,6 +167,24 @@ def check_same_data(
         raise ValueError(f"{folder} holds an audit of other data ({'; '.join(changes)}): {what_to_do}")
 
 
+def check_choices(folder: Path, data: AuditedData) -> None:
+    """Raise where ``folder`` has choices of a person about other data, and no finished audit."""
+    if not (folder / CORRECTED).is_file():
+        return
+    try:
+        before = LabelFile.read(folder).fingerprint
+    except (OSError, ValueError):
+        before = None
+    changes = ["nothing there says of which"]
+    if before is not None:
+        changes = compare_fingerprints(before, data.fingerprint or {})
+    if changes:
+        raise ValueError(
+            f"{folder / CORRECTED} has the choices of a person about other data ({'; '.join(changes)}), and "
+            "a training would take them for certain: move it away, or give another folder, --out"
+        )
+
+
 def _changed_names(folder: Path, before: Mapping[str, Any], data: AuditedData) -> list[str]:
     """Files that are new, gone, or have another label since the audit, in words."""
     if (before.get("key"), data.key) != ("path", "path"):
@@ -200,6 +216,7 @@ def is_complete(folder: Path, before: Mapping[str, Any], about: Mapping[str, Any
     """Whether the finished audit was made with the settings in ``about``, and its files are there."""
     settings = json.loads(json.dumps(about["settings"]))
     files = [LABELS, LABEL_ERRORS, CONFUSIONS, CONFUSION_MAP, *([PAGE] if settings["page"] else [])]
+    files += [SHEET] if before.get("kind") == "image" else []
     return before.get("settings") == settings and all((folder / file).is_file() for file in files)
 
 
@@ -224,6 +241,7 @@ def _numbers(data: AuditedData, found: Correction) -> dict[str, Any]:
     return {
         "examples": len(errors),
         "key": data.key,
+        "kind": data.examples.kind,
         "expected_wrong": errors.expected_wrong,
         "expected_wrong_interval": list(errors.expected_wrong_interval),
         "flagged": int(errors.is_wrong.sum()),
@@ -255,8 +273,7 @@ def _confusions_csv(confusions: ClassConfusions) -> str:
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["true", "given", "labels", "share"])
     for pair in confusions.pairs:
-        if pair.examples >= LEAST_LABELS:
-            rows.writerow([pair.true, pair.given, f"{pair.examples:.2f}", f"{pair.share:.6f}"])
+        rows.writerow([pair.true, pair.given, f"{pair.examples:.2f}", f"{pair.share:.6f}"])
     return text.getvalue()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from hetsngp.data.images.arrays import ImageArrays
-from hetsngp.data.images.decoding import open_picture, pillow
+from hetsngp.data.images.decoding import image_ops, open_picture, pillow
 from hetsngp.data.images.files import ImageFiles
 
 
@@ -37,7 +37,8 @@ class ImageExamples:
     def content(self, index: int) -> Any:
         if isinstance(self.data, ImageFiles):
             file = self.data.files[index]
-            return open_picture(file, str(file))
+            # As the photographer held the camera; networks see the pixels as they are stored.
+            return image_ops().exif_transpose(open_picture(file, str(file)))
         pixels = self.data.images[index].cpu()
         shown = pixels[:3] if len(pixels) >= 3 else pixels[:1].expand(3, -1, -1)  # without alpha; grey as RGB
         return pillow().fromarray(shown.permute(1, 2, 0).contiguous().numpy())

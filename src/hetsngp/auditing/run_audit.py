@@ -16,6 +16,7 @@ from hetsngp.auditing.audit import (
     PAGE,
     AuditedData,
     RoundLog,
+    check_choices,
     check_packages,
     check_same_data,
     is_complete,
@@ -34,7 +35,7 @@ from hetsngp.data.datasets.registry import DATASETS
 from hetsngp.data.fingerprint import fingerprint_data
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.files import ImageFiles
-from hetsngp.data.label_files import example_names
+from hetsngp.data.label_files import class_folder, example_names
 from hetsngp.data.sources import open_set
 from hetsngp.files import remove_leftovers, sha256_of
 from hetsngp.fitting.progress import at_a_terminal
@@ -172,15 +173,17 @@ class AuditSource:
 
     def train_command(self, folder: Path, content: Mapping[str, Any]) -> str:
         """Command that trains on the labels in ``folder``, quoted for a shell; ``content`` of audit.json."""
+        name = folder.resolve().name
         words = ["hetsngp", "train", self.source, *self._changes]
         if self.recipe is None:
             count, is_files = content["examples"], content["key"] == "path"
             few = count < FEW_IMAGES * len(content["classes"])
             recipe = "finetune" if is_files and few else "images"
-            words = ["hetsngp", "train", recipe, "--set", f"data={self.data}"]
+            words = ["hetsngp", "train", recipe, "--set", f"data={_path_value(self.data)}"]
             words += [] if is_files else ["--set", "size=none"]
             words += ["--set", f"batch_size={max(2, count // 10)}"] if count < SMALL_SET else []
-        return shlex.join([*words, "--set", f"labels={folder}", "--out", f"runs/{folder.name}-corrected"])
+        labels = f"labels={_path_value(str(folder))}"
+        return shlex.join([*words, "--set", labels, "--out", f"runs/{name}-corrected"])
 
     @property
     def _changes(self) -> list[str]:
@@ -206,6 +209,7 @@ def run_audit(
     if source.recipe is not None:
         _check_recipe(source.recipe, source.source, settings)
     images, data = source.open()
+    _check_folder(images, folder)
     if (settings.folds or 2) > len(images):
         raise ValueError(f"{len(images)} images cannot be divided into {settings.folds} folds: choose fewer")
     about: dict[str, Any] = {"data": source.data, "settings": settings.describe()}
@@ -219,6 +223,8 @@ def run_audit(
             if before.get("recipe") == about.get("recipe") and is_complete(folder, before, about):
                 say("the audit is finished, and nothing has changed since")
                 return before
+        else:
+            check_choices(folder, data)
         log = RoundLog(say)
         if source.recipe is None:
             found, how = _by_network(images, folder, settings, log, say, show)
@@ -228,6 +234,18 @@ def run_audit(
         notes.append(f"To apply the choices: {source.command(folder)}")
         shown: dict[str, Any] = {"notes": notes, "most": settings.most, "page": settings.page}
         return write_audit(folder, data, found, {**about, **how, "rounds": log.rounds}, **shown)
+
+
+def _check_folder(images: ImageArrays | ImageFiles, folder: Path) -> None:
+    """Raise where the files of the audit would lie among the images, as images of a class."""
+    if isinstance(images, ImageFiles):
+        data, out = class_folder(images).resolve(), folder.resolve()
+        if out.is_relative_to(data):
+            other = shlex.quote(str(data.parent / f"{data.name}-audit"))
+            raise ValueError(
+                f"the audit would write into the data, {out}, and its pictures would become examples: give a "
+                f"folder outside of {data}, such as --out {other}"
+            )
 
 
 def _check_recipe(recipe: Recipe, source: str, settings: AuditSettings) -> None:
@@ -315,6 +333,11 @@ def _by_recipe(
     found = correct_in_rounds(data.given, cross_fit, rounds=settings.rounds, seed=settings.seed, on_round=log)
     how = f"recipe {recipe.name} ({recipe.task.method}, {recipe.task.network}) in {folds} folds"
     return found, {"how": how, "method": recipe.task.method, "network": recipe.task.network, "seconds": {}}
+
+
+def _path_value(path: str) -> str:
+    """Path as a value of ``--set``, where "none" means that a key is not set."""
+    return f"./{path}" if path == "none" else path
 
 
 def report(source: AuditSource, folder: Path, content: Mapping[str, Any]) -> str:

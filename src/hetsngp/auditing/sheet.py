@@ -37,9 +37,12 @@ def draw_suspicious(
         raise ValueError(f"a contact sheet shows images, not a {examples.kind}: write the page of the audit")
     cells, others = [], other_classes(errors)
     for i in errors.order[:MAX_IMAGES].tolist():
-        picture = examples.content(i)
-        picture.thumbnail((LARGEST, LARGEST))
-        pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+        try:
+            picture = examples.content(i)
+            picture.thumbnail((LARGEST, LARGEST))
+            pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+        except (OSError, ValueError):  # removed since: an empty cell, as on the page
+            pixels = torch.full((3, 1, 1), 224, dtype=torch.uint8)
         mark = " ?" if others[i] != errors.suggested[i] else ""
         change = [class_names[errors.labels[i]], f"→ {class_names[others[i]]}{mark}"]
         wrong = f"P(wrong) {_probability(errors.wrong_probability[i])}"

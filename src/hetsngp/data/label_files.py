@@ -269,8 +269,13 @@ def example_names(images: ImageArrays | ImageFiles) -> tuple[str, ...]:
     """
     if isinstance(images, ImageArrays):
         return tuple(map(str, range(len(images))))
-    folder = os.path.commonpath([file.parent for file in images.files])
+    folder = class_folder(images)
     return tuple(file.relative_to(folder).as_posix() for file in images.files)
+
+
+def class_folder(images: ImageFiles) -> Path:
+    """Folder that all files have in common: that of the classes, where there are two or more."""
+    return Path(os.path.commonpath([file.parent for file in images.files]))
 
 
 def open_labels(path: str | Path, images: ImageArrays | ImageFiles) -> LabelFile:

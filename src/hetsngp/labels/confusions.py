@@ -17,8 +17,8 @@ from hetsngp.labels.transition import MISSING
 MAX_CLASSES, CELL = 40, 0.42
 # Least end of the scale of colours: a few wrong labels do not look like many. Longest name of a class.
 LEAST_SCALE, NAME_LENGTH = 0.05, 32
-# Most pairs of the printed table, and fewest labels of one: less is 0.0 there.
-PRINTED_PAIRS, FEWEST_LABELS = 20, 0.05
+# Most pairs of the printed table; fewest labels of a pair that is listed.
+PRINTED_PAIRS, FEWEST_LABELS = 20, 0.1
 
 
 class ConfusedPair(NamedTuple):
@@ -47,18 +47,17 @@ class ClassConfusions:
 
     @property
     def pairs(self) -> list[ConfusedPair]:
-        """Pairs of different classes, by the expected number of wrong labels."""
+        """Pairs of different classes, by the expected number of wrong labels; of 0.1 labels or more."""
         rates, off = self.rates, self.counts * (1 - np.eye(len(self.counts)))
-        order = np.argsort(-off, axis=None, kind="stable")
-        names = self.class_names
-        cells = (np.unravel_index(cell, off.shape) for cell in order[: int((off > 0).sum())])
+        true, given = np.nonzero(off >= FEWEST_LABELS)
+        order = np.argsort(-off[true, given], kind="stable")
         return [
-            ConfusedPair(names[k], names[j], float(off[k, j]), float(rates[k, j]))
-            for k, j in ((int(k), int(j)) for k, j in cells)
+            ConfusedPair(self.class_names[k], self.class_names[j], float(off[k, j]), float(rates[k, j]))
+            for k, j in zip(true[order].tolist(), given[order].tolist(), strict=True)
         ]
 
     def __str__(self) -> str:
-        pairs = [pair for pair in self.pairs[:PRINTED_PAIRS] if pair.examples >= FEWEST_LABELS]
+        pairs = self.pairs[:PRINTED_PAIRS]
         if not pairs:
             return "no class is mistaken for another"
         wide = (

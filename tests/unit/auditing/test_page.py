@@ -148,6 +148,21 @@ def test_a_picture_that_is_gone_does_not_lose_the_page(tmp_path: Path) -> None:
     _, data = page_of(tmp_path / "page.html", errors, examples)
     shown = dict(zip(data["ids"], data["contents"], strict=True))
     assert [name for name, content in shown.items() if content is None] == ["0"]
+    named = [file.name for file in files]
+    draw_suspicious(tmp_path / "sheet.png", errors, examples, class_names=list("abcd"), names=named)
+    with Image.open(tmp_path / "sheet.png") as drawn:
+        assert (np.asarray(drawn.convert("RGB")) == 224).all(-1).sum() > 1000  # one grey cell
+
+
+def test_pictures_stand_as_the_camera_was_held(tmp_path: Path) -> None:
+    picture = Image.new("RGB", (40, 20), "red")
+    picture.paste("blue", (0, 0, 20, 20))
+    exif = picture.getexif()
+    exif[0x0112] = 6  # the stored left side is the top
+    picture.save(tmp_path / "a.png", exif=exif)
+    shown = ImageExamples(ImageFiles((tmp_path / "a.png",), torch.tensor([0]), ("a",))).content(0)
+    assert shown.size == (20, 40)
+    assert [shown.getpixel((10, y)) for y in (5, 35)] == [(0, 0, 255), (255, 0, 0)]
 
 
 def test_texts_and_rows(tmp_path: Path) -> None:

@@ -69,7 +69,10 @@ def test_the_printed_table_is_short_and_aligned() -> None:
 
 
 def test_labels_that_are_all_correct_print_no_pairs() -> None:
-    assert str(by_hand([[6, 0.01, 0], [0, 5, 0], [0, 0, 2]])) == "no class is mistaken for another"
+    found = by_hand([[6, 0.09, 0], [0, 5, 0], [0, 0, 2]])
+    assert str(found) == "no class is mistaken for another"
+    assert found.pairs == []
+    assert len(by_hand([[6, 0.1, 0], [0, 5, 0], [0, 0, 2]]).pairs) == 1
 
 
 def test_names_that_do_not_fit_are_refused() -> None:
