@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -332,8 +333,14 @@ def in_one(out: Path) -> None:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    (by_torchrun if "TORCHELASTIC_RUN_ID" in os.environ else by_fabric)(Path(sys.argv[1]))
-    # Fabric leaves gloo's threads to the end of the interpreter, which may abort while one of them waits for
-    # a process that has ended.
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    folder, torchrun = Path(sys.argv[1]), "TORCHELASTIC_RUN_ID" in os.environ
+    (by_torchrun if torchrun else by_fabric)(folder)
+    # gloo's threads may abort a process at the end of its interpreter, when all is written. So it ends
+    # without that, and not before the other one is done, which may still wait for its messages.
+    ranks = range(torch.distributed.get_world_size())
+    ends = [folder / f"the end of {'torchrun' if torchrun else 'fabric'}.{rank}" for rank in ranks]
+    ends[torch.distributed.get_rank()].touch()
+    while not all(end.exists() for end in ends):
+        time.sleep(0.05)
+    sys.stderr.flush()
+    os._exit(0)
