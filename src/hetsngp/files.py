@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -51,6 +54,35 @@ def write_atomically(file: Path, write: Callable[[IO[bytes]], Any]) -> None:
 def write_text(file: Path, text: str) -> None:
     """Write ``text`` as UTF-8."""
     replace_file(file, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """Rows as the text of a CSV file, whose lines end with a line feed."""
+    lines: list[str] = []
+    end = "\r\n"  # the writer quotes values that contain one of these two letters
+
+    def add(line: str) -> None:
+        lines.append(f"{line.removesuffix(end)}\n")
+
+    csv.writer(SimpleNamespace(write=add), lineterminator=end).writerows(rows)
+    return "".join(lines)
+
+
+def write_figure(figure: Any, file: Path, dpi: int) -> None:
+    """Write a figure of matplotlib's as PNG. Letters that its fonts lack are one warning, not one each."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        write_atomically(file, lambda handle: figure.savefig(handle, dpi=dpi, format="png"))
+    missing = [each for each in caught if str(each.message).startswith("Glyph ")]
+    for each in caught:
+        if each not in missing:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    if missing:
+        warnings.warn(
+            f"{file} shows boxes in place of some letters of names, which the fonts of matplotlib lack: set "
+            "matplotlib.rcParams['font.family'] to a font that has them",
+            stacklevel=3,
+        )
 
 
 def write_json(file: Path, content: Any, *, indent: int | None = 2) -> None:

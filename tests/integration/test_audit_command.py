@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from tests.unit.cli.test_cli import SMALL, invoke, refused
 from tests.unit.small_sets import write_image
@@ -346,9 +347,10 @@ def test_a_killed_audit_goes_on(home: Path, audited: tuple[Path, str], tmp_path:
 # --- recipes ----------------------------------------------------------------------------------------------
 
 
-def test_a_recipe_is_audited_in_folds(home: Path, tmp_path: Path) -> None:
+def test_a_recipe_is_audited_in_folds(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetsngp.labels.rounds.FEWEST_EXAMPLES", COUNT)
     out = tmp_path / "audit"
-    words = ["audit", home / "small.toml", "--set", "schedule.epochs=8", "--set", "method=sngp"]
+    words = ["audit", home / "small.toml", "--set", "schedule.epochs=16", "--set", "method=sngp"]
     words += ["--folds", 2, "--rounds", 2, "--out", out]
     done = invoke(*words)
     assert done.exit_code == 0, done.output
@@ -360,7 +362,7 @@ def test_a_recipe_is_audited_in_folds(home: Path, tmp_path: Path) -> None:
         assert summary["recipe"]["task"]["labels"] == str(out / "folds" / "round-2")
     lines = rows(out / "label_errors.csv")
     planted = sum(map(wrong, lines))
-    # Half of the digits train a small network for eight epochs: it ranks wrong labels far above chance.
+    # Half of the digits train a small network for 16 epochs: it ranks wrong labels far above chance.
     assert sum(map(wrong, lines[:planted])) > 3 * planted * planted / COUNT
     content = content_of(out)
     assert content["how"] == "recipe small (sngp, wrn-10-1) in 2 folds"
@@ -425,7 +427,7 @@ def test_mistakes_are_named_with_what_to_do(
         ([photos, "--folds", COUNT + 1], f"{COUNT} images cannot be divided into {COUNT + 1} folds"),
         ([photos, "--folds", 1], "--folds"),
         ([photos, "--out", photos / "audit"], f"such as --out {home / 'photos-audit'}"),
-        ([photos, "--out", photos], "its pictures would become examples: give a folder outside of"),
+        ([photos, "--out", photos], "its pictures would become examples: give another folder"),
         ([photos, "--weights", "nothing"], "--weights"),
         ([photos, "--apply", "nothing.csv"], "--apply"),
         ([photos, "--apply", "choices.csv"], "audits/photos has no finished audit: make one first"),
@@ -441,6 +443,20 @@ def test_mistakes_are_named_with_what_to_do(
     for words, message in cases:
         refused(invoke("audit", *words), message)
     assert {path.name for path in tmp_path.iterdir()} == {"choices.csv"}
+
+
+@pytest.mark.parametrize("held_out", ["test", "val"])
+def test_an_audit_does_not_write_into_held_out_images(held_out: str, tmp_path: Path) -> None:
+    for name in ("train/a", "train/b", f"{held_out}/a", f"{held_out}/b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (8, 8)).save(tmp_path / "photos" / name / f"{number}.png")
+    before = sorted(tmp_path.rglob("*"))
+    refused(
+        invoke("audit", tmp_path / "photos", "--out", tmp_path / "photos" / held_out / "audit"),
+        "the audit would write into the data",
+    )
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_multi_label_images_have_no_single_wrong_label(

@@ -2,7 +2,9 @@
 
 import csv
 import shutil
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,14 @@ def names(page: Any) -> list[str]:
 
 def decided(page: Any) -> str:
     return str(page.locator("#decided").inner_text())
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait, since scrolling is animated."""
+    end = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def downloaded(page: Any, path: Path) -> list[list[str]]:
@@ -257,9 +267,9 @@ def test_what_was_decided_and_undone_is_said(
     first, second = (f"photos/{i}.png" for i in flagged(errors)[:2])
     status = page.locator("#status")
     page.locator(".card").nth(0).get_by_role("button", name="Drop").click()
-    assert status.inner_text() == f"{first}: ✕ dropped"
+    assert status.inner_text() == f"{first}: ✕ dropped."
     page.locator(".card").nth(0).get_by_role("button", name="Drop").click()
-    assert status.inner_text() == f"{first}: undecided"
+    assert status.inner_text() == f"{first}: undecided."
     page.locator(".card").nth(1).get_by_role("button", name="Drop").click()
     page.locator("#undo").click()
     assert status.inner_text() == f"Undone: {second}."
@@ -342,6 +352,59 @@ def test_choices_outlive_the_page_and_belong_to_the_audit(
     assert decided(other).startswith("0 of")
 
 
+def test_choices_are_of_the_data_and_not_of_an_audit(
+    open_page: Callable[..., Any], page_file: Path, errors: LabelErrors, tmp_path: Path
+) -> None:
+    """The page of another audit of the same data, with other probabilities and fewer examples."""
+    page = open_page(page_file)
+    first, second, *_, last = flagged(errors)
+    for row in (first, last):
+        page.get_by_label("Search").fill(f"photos/{row}.png")
+        page.locator(".card").nth(0).get_by_role("button", name="Drop").click()
+    wrong = errors.wrong_probability.copy()
+    wrong[second] = 0.51
+    again = replace(errors, wrong_probability=wrong)
+    other = open_page(make_page(tmp_path / "page.html", again, most=5))
+    assert decided(other) == "1 of 5 decided"
+    assert other.locator(".card .decision").nth(0).inner_text() == "✕ dropped"
+    assert other.locator("#status").inner_text().startswith("1 of the choices that this browser remembers")
+    other.locator(".card").nth(1).get_by_role("button", name="Drop").click()
+    page.reload()
+    assert decided(page).startswith("3 of")  # the one that the other page does not show is still there
+
+
+def test_a_browser_that_forgets_says_so(
+    open_page: Callable[..., Any], page_file: Path, tmp_path: Path, errors: LabelErrors
+) -> None:
+    page = open_page(page_file)
+    page.evaluate("() => { Storage.prototype.setItem = () => { throw new Error('no space'); }; }")
+    status, lost = page.locator("#status.error"), "This browser does not remember choices"
+    page.locator(".card").nth(0).get_by_role("button", name="Drop").click()
+    status.get_by_text(lost).wait_for()
+    downloaded(page, tmp_path / "choices.csv")
+    page.locator("#file").set_input_files(tmp_path / "choices.csv")
+    status.get_by_text(f"1 choice loaded. {lost}").wait_for()
+    page.locator("#undo").click()
+    status.get_by_text(f"Undone: photos/{flagged(errors)[0]}.png. {lost}").wait_for()
+
+
+def test_arrows_scroll_what_can_be_scrolled(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    errors = make_errors(30)
+    texts = TextExamples(["a long text\n" * 40] * 30)
+    page = open_page(make_page(tmp_path / "page.html", errors, texts))
+    box = page.locator(".card .content").first
+    assert box.get_attribute("tabindex") == "0"
+    box.focus()
+    page.keyboard.press("ArrowDown")
+    until(lambda: box.evaluate("node => node.scrollTop") > 0)
+    page.set_viewport_size({"width": 400, "height": 800})
+    region = page.locator(".scroll[aria-label='Map of confusions']")
+    region.focus()
+    page.keyboard.press("ArrowRight")
+    until(lambda: region.evaluate("node => node.scrollLeft") > 0)
+    assert focused(page) == -1
+
+
 def test_two_tabs_do_not_overwrite_each_other(open_page: Callable[..., Any], page_file: Path) -> None:
     first, second = open_page(page_file), open_page(page_file)
     for place, page in enumerate((first, second, first)):
@@ -377,6 +440,10 @@ def test_a_downloaded_file_can_be_loaded(
         ([heading, [good[0], "snake", "keep", ""]], "is " + good[1] + " here, not snake"),
         ([heading, good, [*rows[2][:2], "change", "snake"]], "unknown class snake"),
         ([heading, good, [*rows[2][:2], "burn", ""]], "unknown decision burn"),
+        ([[";".join(heading)], [";".join(good)]], "columns are separated by commas"),
+        ([heading, [*rows[2][:2], "keep", "dog"]], "the decision is keep but there is a new_label, dog"),
+        ([heading, [*rows[2][:2], "drop", "dog"]], "the decision is drop but there is a new_label, dog"),
+        ([heading, [*good[:2], "keep", ""], [*good[:2], "drop", ""]], "two decisions about this example"),
     ):
         with open(tmp_path / "bad.csv", "w", encoding="utf-8", newline="") as handle:
             csv.writer(handle).writerows(bad)
@@ -384,10 +451,17 @@ def test_a_downloaded_file_can_be_loaded(
         page.locator("#status.error").get_by_text(message).wait_for()
         assert "Nothing was loaded" in page.locator("#status").inner_text()
         assert decided(page).startswith("0 of")
-    text = "\ufeff" + ",".join(heading) + f'\r\n"{good[0]}","{good[1]}",drop,""\r\nelsewhere,cat,drop,\r\n'
+    (tmp_path / "bad.csv").write_bytes((",".join(heading) + "\nf\xfcr.png,cat,drop,\n").encode("latin-1"))
+    page.locator("#file").set_input_files(tmp_path / "bad.csv")
+    page.locator("#status.error").get_by_text("the file is not text in UTF-8").wait_for()
+    text = (
+        "\ufeff"
+        + ",".join(heading)
+        + f'\r\n"{good[0]}","{good[1]}",drop,""\r\nelsewhere,cat,drop,\r\n,,,\r\n'
+    )
     (tmp_path / "spreadsheet.csv").write_text(text.replace('fish "quoted"', 'fish ""quoted""'), newline="")
     page.locator("#file").set_input_files(tmp_path / "spreadsheet.csv")
-    page.get_by_text("1 choices loaded. 1 are of examples that are not on this page.").wait_for()
+    page.get_by_text("1 choice loaded. 1 are of examples that are not on this page.").wait_for()
     assert downloaded(page, tmp_path / "last.csv")[1:] == [[*good[:2], "drop", ""]]
 
 

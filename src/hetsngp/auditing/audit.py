@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import importlib.util
-import io
 import json
 import os
 import time
@@ -22,7 +20,7 @@ from hetsngp.auditing.page import check_paths, write_page
 from hetsngp.auditing.sheet import draw_suspicious
 from hetsngp.data.fingerprint import Fingerprint, compare_fingerprints
 from hetsngp.data.label_files import CORRECTED, LABELS, LabelFile
-from hetsngp.files import has_checksum, sync_folder, with_checksum, write_json, write_text
+from hetsngp.files import csv_text, has_checksum, sync_folder, with_checksum, write_json, write_text
 from hetsngp.labels import ClassConfusions, Correction, LabelErrors, class_confusions
 from hetsngp.labels.label_errors import HARDLY_LEARNED
 from hetsngp.serving.text_tables import printable
@@ -35,7 +33,16 @@ HARD_EXAMPLES = (
 )
 FORMAT, VERSION = "hetsngp audit", 1
 KEYS = {
-    *("expected_wrong", "expected_wrong_interval", "flagged", "examples", "round", "nll", "entropy"),
+    *(
+        "expected_wrong",
+        "expected_wrong_interval",
+        "flagged",
+        "examples",
+        "round",
+        "losses",
+        "nll",
+        "entropy",
+    ),
     *("classes", "fingerprint"),
 }
 """Some keys of ``audit.json``, without which it cannot be read."""
@@ -61,6 +68,13 @@ class AuditedData:
     """By which the same data are recognised."""
 
     def __post_init__(self) -> None:
+        for name in self.class_names:
+            if not name or self.class_names.count(name) > 1:
+                what = f"two classes are called {printable(name)}" if name else "a class has an empty name"
+                raise ValueError(
+                    f"{what} in {self.name}, and the files of an audit name labels: give each class a name "
+                    "of its own"
+                )
         sizes = np.bincount(self.given, minlength=len(self.class_names))
         if int((sizes > 0).sum()) < 2:
             raise ValueError(
@@ -247,6 +261,7 @@ def _numbers(data: AuditedData, found: Correction) -> dict[str, Any]:
         "flagged": int(errors.is_wrong.sum()),
         "sharpening": errors.sharpening,
         "round": found.round,
+        "losses": list(found.losses),
         "nll": found.losses[found.round - 1] if found.losses else None,
         "entropy": float(-(shares * np.log(shares)).sum()),
         "classes": [
@@ -269,12 +284,8 @@ def _hardly_learned(numbers: Mapping[str, Any]) -> str | None:
 
 
 def _confusions_csv(confusions: ClassConfusions) -> str:
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["true", "given", "labels", "share"])
-    for pair in confusions.pairs:
-        rows.writerow([pair.true, pair.given, f"{pair.examples:.2f}", f"{pair.share:.6f}"])
-    return text.getvalue()
+    pairs = [[p.true, p.given, f"{p.examples:.2f}", f"{p.share:.6f}"] for p in confusions.pairs]
+    return csv_text([["true", "given", "labels", "share"], *pairs])
 
 
 def summary(folder: Path, content: Mapping[str, Any]) -> str:
@@ -293,7 +304,7 @@ def summary(folder: Path, content: Mapping[str, Any]) -> str:
     ]
     if each:
         lines.append(f"most of them in: {', '.join(each)}")
-    losses = ", ".join(f"{each['nll']:.4f}" for each in content.get("rounds", ()))
+    losses = ", ".join(f"{loss:.4f}" for loss in content["losses"])
     lines.append(f"round {content['round']} is used; NLL of given labels after each round: {losses}")
     if (weak := _hardly_learned(content)) is not None:
         lines.append(weak)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import difflib
-import io
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from hetsngp.data.label_files import COLUMNS, CORRECTED, GIVEN, PERSON, read_lines
-from hetsngp.files import write_text
+from hetsngp.files import csv_text, write_text
 from hetsngp.locking import one_writer
 from hetsngp.validation import check_choice
 
@@ -79,14 +78,12 @@ def write_corrected(folder: str | Path, choices: Mapping[str, LabelChoice]) -> P
     key, given, _ = _read_given(folder)
     with one_writer(folder, wait=10.0):
         choices = _read_corrected(folder, given) | dict(choices)
-        text = io.StringIO()
-        rows = csv.writer(text, lineterminator="\n")
-        rows.writerow([key, *COLUMNS])
+        rows: list[list[str | None]] = [[key, *COLUMNS]]
         for example in sorted(given, key=int) if key == "index" else sorted(given):
             choice = choices.get(example)
             label = given[example] if choice is None else choice.new_label
-            rows.writerow([example, given[example], label, GIVEN if choice is None else PERSON])
-        write_text(folder / CORRECTED, text.getvalue())
+            rows.append([example, given[example], label, GIVEN if choice is None else PERSON])
+        write_text(folder / CORRECTED, csv_text(rows))
     return folder / CORRECTED
 
 
@@ -155,13 +152,14 @@ def _rows(file: Path, columns: tuple[str, ...], *, hint: str) -> Iterator[tuple[
                     f"; columns are separated by commas): {hint}"
                 )
             for row in rows:
-                if row and len(row) != len(heading):
+                if not any(row):  # spreadsheets end a file with lines of commas
+                    continue
+                if len(row) != len(heading):
                     raise ValueError(
                         f"{file}, line {rows.line_num}: {len(row)} values for {len(heading)} columns: {hint}"
                     )
-                if row:
-                    values = dict(zip(heading, row, strict=True))
-                    yield rows.line_num, {name: values[name] for name in columns}
+                values = dict(zip(heading, row, strict=True))
+                yield rows.line_num, {name: values[name] for name in columns}
         except (csv.Error, UnicodeDecodeError) as error:
             where = f"{file}, line {rows.line_num}"
             raise ValueError(f"{where} cannot be read as CSV in UTF-8 ({error}): {hint}") from error

@@ -37,11 +37,18 @@ class ImageExamples:
     def content(self, index: int) -> Any:
         if isinstance(self.data, ImageFiles):
             file = self.data.files[index]
-            # As the photographer held the camera; networks see the pixels as they are stored.
-            return image_ops().exif_transpose(open_picture(file, str(file)))
+            return _as_held(open_picture(file, str(file)))
         pixels = self.data.images[index].cpu()
         shown = pixels[:3] if len(pixels) >= 3 else pixels[:1].expand(3, -1, -1)  # without alpha; grey as RGB
         return pillow().fromarray(shown.permute(1, 2, 0).contiguous().numpy())
+
+
+def _as_held(picture: Any) -> Any:
+    """Picture as the camera was held when it was taken; networks see the pixels as they are stored."""
+    try:
+        return image_ops().exif_transpose(picture)
+    except Exception:  # Pillow raises nearly anything on malformed Exif data, which say nothing then
+        return picture
 
 
 class TextExamples:

@@ -12,6 +12,8 @@
   const $ = (id) => document.getElementById(id);
   const cards = $("cards");
 
+  let elsewhere = []; // what this browser remembers of examples of these data that are not on this page
+  let remembers = true;
   let decisions = stored(); // row → [decision, new class or null]
   let history = []; // changes to take back, each a list of [row, earlier decision]
   let list = []; // rows that fit the filters, in order; it stays until a filter is changed
@@ -43,22 +45,27 @@
 
   function stored() {
     try {
-      return new Map(JSON.parse(localStorage.getItem(STORE) ?? "[]"));
+      const found = JSON.parse(localStorage.getItem(STORE) ?? "[]");
+      elsewhere = found.filter(([id]) => !rowOf.has(id));
+      return new Map(found.filter(([id]) => rowOf.has(id)).map(([id, ...decision]) => [rowOf.get(id), decision]));
     } catch {
       return new Map();
     }
   }
 
   function tell(text, isError = false) {
-    $("status").textContent = text;
-    $("status").classList.toggle("error", isError);
+    const lost = "This browser does not remember choices: download them before you close the page.";
+    $("status").textContent = remembers ? text : `${text} ${lost}`;
+    $("status").classList.toggle("error", isError || !remembers);
   }
 
   function save() {
+    const own = [...decisions].map(([row, decision]) => [data.ids[row], ...decision]);
     try {
-      localStorage.setItem(STORE, JSON.stringify([...decisions]));
+      localStorage.setItem(STORE, JSON.stringify([...elsewhere, ...own]));
+      remembers = true;
     } catch {
-      tell("This browser does not remember choices: download them before you close the page.", true);
+      remembers = false;
     }
     showProgress();
   }
@@ -75,9 +82,8 @@
   }
 
   function decide(row, decision, label = null) {
-    tell("");
     history.push(apply([[row, decision && [decision, label]]]));
-    if (!$("status").textContent) tell(`${data.names[row]}: ${decision ? said(row) : "undecided"}`);
+    tell(`${data.names[row]}: ${decision ? said(row) : "undecided"}.`);
     $("undo").disabled = false;
   }
 
@@ -131,39 +137,48 @@
       else if (letter === ",") line.push("");
       else if (letter === "\n") lines.push([""]);
     }
-    return lines.filter((line) => line.length > 1 || line[0] !== "");
+    return lines.filter((line) => line.some((value) => value !== "")); // spreadsheets end with lines of commas
   }
 
   function read(text) {
     const [heading = [], ...lines] = parse(text);
     const places = COLUMNS.map((name) => heading.indexOf(name));
-    if (places.includes(-1)) throw new Error(`the file has no column ${COLUMNS[places.indexOf(-1)]}`);
+    if (places.includes(-1))
+      throw new Error(`the file has no column ${COLUMNS[places.indexOf(-1)]}; columns are separated by commas`);
     const known = new Map(data.labels.map((name, label) => [name, label]));
     const changes = new Map();
-    let elsewhere = 0;
+    let others = 0;
     lines.forEach((line, index) => {
       const [id, given, decision, chosen] = places.map((place) => line[place] ?? "");
       const row = rowOf.get(id);
       const where = `choice ${index + 1}, ${id}`;
-      if (row === undefined) elsewhere += 1;
+      if (row === undefined) others += 1;
       else if (given !== data.labels[data.given[row]])
         throw new Error(`${where}: the given label is ${data.labels[data.given[row]]} here, not ${given}`);
       else if (!(decision in SYMBOLS)) throw new Error(`${where}: unknown decision ${decision}`);
       else if (decision === "change" && !known.has(chosen)) throw new Error(`${where}: unknown class ${chosen}`);
-      else changes.set(row, [decision, decision === "change" ? known.get(chosen) : null]);
+      else if (decision !== "change" && chosen !== "" && !(decision === "keep" && chosen === given))
+        throw new Error(`${where}: the decision is ${decision} but there is a new_label, ${chosen}`);
+      else {
+        const change = [decision, decision === "change" ? known.get(chosen) : null];
+        if (changes.has(row) && String(changes.get(row)) !== String(change))
+          throw new Error(`${where}: there are two decisions about this example`);
+        changes.set(row, change);
+      }
     });
-    return [[...changes], elsewhere];
+    return [[...changes], others];
   }
 
   async function load(file) {
     try {
-      const [changes, elsewhere] = read(await file.text());
+      const [changes, others] = read(new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer()));
       if (changes.length) history.push(apply(changes));
       $("undo").disabled = history.length === 0;
-      const others = elsewhere ? ` ${count(elsewhere)} are of examples that are not on this page.` : "";
-      tell(`${count(changes.length)} choices loaded.${others}`);
+      const loaded = `${count(changes.length)} ${changes.length === 1 ? "choice" : "choices"} loaded.`;
+      tell(others ? `${loaded} ${count(others)} are of examples that are not on this page.` : loaded);
     } catch (error) {
-      tell(`Nothing was loaded: ${error.message}.`, true);
+      const why = error instanceof TypeError ? "the file is not text in UTF-8" : error.message;
+      tell(`Nothing was loaded: ${why}.`, true);
     }
   }
 
@@ -171,7 +186,7 @@
 
   function content(row) {
     const found = data.contents[row];
-    const box = element("div", { class: "content" });
+    const box = element("div", { class: "content", role: "group", "aria-label": "Content" });
     if (found === null) {
       box.append(element("span", { class: "missing" }, `this ${data.kind} cannot be read`));
     } else if (data.kind === "image") {
@@ -260,6 +275,9 @@
     const shown = list.slice(first, first + PER_PAGE);
     cards.replaceChildren(...shown.map(makeCard));
     shown.forEach(paint);
+    if (data.kind !== "image")
+      for (const box of cards.querySelectorAll(".content"))
+        if (box.scrollHeight > box.clientHeight) box.tabIndex = 0; // so that keys scroll it in every browser
     if (!shown.includes(current)) current = shown[0] ?? null;
     cardOf(current)?.setAttribute("tabindex", "0");
     $("none").hidden = shown.length > 0;
@@ -388,6 +406,7 @@
   document.addEventListener("keydown", (event) => {
     const key = event.key.length === 1 ? event.key.toLowerCase() : event.key; // with Caps Lock too
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select, textarea")) return;
+    if (key.startsWith("Arrow") && event.target.closest(".scroll, .content")) return; // they scroll there
     const card = cardOf(current);
     const place = list.indexOf(current);
     const columns = getComputedStyle(cards).gridTemplateColumns.split(" ").length;
@@ -443,4 +462,7 @@
   classOptions("given", data.given);
   classOptions("suggested", data.suggested);
   refilter();
+  if (elsewhere.length)
+    tell(`${count(elsewhere.length)} of the choices that this browser remembers are of examples that are not on ` +
+      "this page: they are not in its choices.csv.");
 })();

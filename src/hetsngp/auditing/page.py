@@ -87,8 +87,9 @@ def write_page(
         "classes": shown,
         "labels": [str(name) for name in class_names],
     }
-    # Choices belong to these examples with these labels and suggestions.
-    data["audit"] = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+    # Choices belong to these data with these labels, however an audit of them was made.
+    whole = [key, list(map(str, names)), data["labels"], errors.labels.tolist()]
+    data["audit"] = hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:16]
     data |= {"kind": examples.kind, "contents": _contents(examples, chosen.tolist())}
     counts = class_confusions(errors).counts
     folder = Path(__file__).parent

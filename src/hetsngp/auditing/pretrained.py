@@ -105,7 +105,7 @@ def pretrained_network(
         _load_package(network)
         mean, std = (127 / 255,) * 3, (128 / 255,) * 3  # as these weights were trained
     elif weights is not None:
-        _load_file(network, weights, name)
+        _load_file(network, weights, name, size)
     network = network.eval().requires_grad_(False).to(device)
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return PretrainedNetwork(name, network, size or config["input_size"][-1], mean, std)
@@ -141,7 +141,7 @@ def _load_package(network: nn.Module) -> None:
     network.load_state_dict(tensors)
 
 
-def _load_file(network: nn.Module, file: Path, name: str) -> None:
+def _load_file(network: nn.Module, file: Path, name: str, size: int | None) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -161,6 +161,7 @@ def _load_file(network: nn.Module, file: Path, name: str) -> None:
         network.load_state_dict(tensors)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
+        other = "" if size is None else ", and the size that they are for, --size, which may be left out"
         raise ValueError(
-            f"{file} has no weights of {name}: name their network, --network ({reason})"
+            f"{file} has no weights of {name}: name their network, --network{other} ({reason})"
         ) from error

@@ -60,7 +60,7 @@ class RecipeFolds:
         remove_leftovers(folder)
         labels = None
         if self.round > 1 or not trained.all():
-            self._labels(targets, trained).write(folder)
+            self._write_labels(folder, self._labels(targets, trained))
             labels = str(folder)
         probs = np.empty((len(self.images), self.images.num_classes), dtype=np.float32)
         for number, rows in enumerate(self.rows, 1):
@@ -73,6 +73,18 @@ class RecipeFolds:
         values = values.long() if values.dim() == 1 else values.float()
         kept = torch.from_numpy(np.asarray(trained))
         return LabelFile(self.names, self.images.class_names, self.images.labels.cpu(), values, kept)
+
+    @staticmethod
+    def _write_labels(folder: Path, labels: LabelFile) -> None:
+        """Write ``labels``, unless those of the interrupted audit are there, which its runs were trained on:
+        another processor gives targets with other last digits.
+        """
+        try:
+            before = LabelFile.read(folder)
+        except (FileNotFoundError, ValueError):
+            before = None
+        if before is None or not before.is_close(labels):
+            labels.write(folder)
 
     def _fold(self, folder: Path, fold: str, labels: str | None, rows: Tensor) -> Any:
         """Probabilities (n, K) of the images ``rows`` by the run in ``folder``, trained if necessary."""

@@ -36,13 +36,14 @@ from hetsngp.data.fingerprint import fingerprint_data
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.files import ImageFiles
 from hetsngp.data.label_files import class_folder, example_names
-from hetsngp.data.sources import open_set
+from hetsngp.data.sources import HELD_OUT, open_set
 from hetsngp.files import remove_leftovers, sha256_of
 from hetsngp.fitting.progress import at_a_terminal
 from hetsngp.frozen.features import FeatureSet
 from hetsngp.frozen.head import FROZEN_NORMALIZATION
 from hetsngp.frozen.label_noise import correct_labels
 from hetsngp.labels import Correction, correct_in_rounds
+from hetsngp.labels.rounds import most_rounds
 from hetsngp.locking import one_writer
 from hetsngp.serving.bundle import find_device
 from hetsngp.training.engine import Engine
@@ -240,11 +241,12 @@ def _check_folder(images: ImageArrays | ImageFiles, folder: Path) -> None:
     """Raise where the files of the audit would lie among the images, as images of a class."""
     if isinstance(images, ImageFiles):
         data, out = class_folder(images).resolve(), folder.resolve()
-        if out.is_relative_to(data):
+        others = [data.parent / name for name in HELD_OUT] if data.name == "train" else []
+        if any(out.is_relative_to(each) for each in (data, *others)):
             other = shlex.quote(str(data.parent / f"{data.name}-audit"))
             raise ValueError(
-                f"the audit would write into the data, {out}, and its pictures would become examples: give a "
-                f"folder outside of {data}, such as --out {other}"
+                f"the audit would write into the data, {out}, and its pictures would become examples: give "
+                f"another folder, such as --out {other}"
             )
 
 
@@ -313,10 +315,10 @@ def _by_recipe(
     chosen, note = replace(recipe, hardware=replace(recipe.hardware, devices=1)).on_this_machine()
     if note:
         say(note)
-    folds = settings.folds or FOLDS
+    folds, rounds = settings.folds or FOLDS, most_rounds(len(images), settings.rounds)
     say(
-        f"{folds} trainings for each round, at most {folds * settings.rounds} for --rounds "
-        f"{settings.rounds}; finished ones are not repeated"
+        f"{folds} trainings for each round, at most {folds * rounds} for {rounds} "
+        f"{'round' if rounds == 1 else 'rounds'}; finished ones are not repeated"
     )
     cross_fit = RecipeFolds(
         chosen,

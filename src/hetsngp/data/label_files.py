@@ -36,6 +36,8 @@ COLUMNS = ("given_label", "label", "source")
 """Columns of the CSV file, after ``path`` or ``index``."""
 GIVEN, PERSON = SOURCES = ("given", "person")
 """Who has set the label of a line."""
+ROUNDING = 1e-4
+"""Difference of soft targets that rounding may make: EM in float32 goes through some tens of rounds."""
 
 Pictures = TypeVar("Pictures", ImageArrays, ImageFiles)
 
@@ -94,6 +96,15 @@ class LabelFile:
     def changed(self) -> Tensor:
         """Examples whose most probable class is not the given label: (N,) bool."""
         return self.labels != self.given
+
+    def is_close(self, other: LabelFile) -> bool:
+        """Whether ``other`` has the same examples and labels, but for rounding of the targets."""
+        if (self.names, self.class_names) != (other.names, other.class_names):
+            return False
+        same = torch.equal(self.given, other.given) and torch.equal(self.is_kept, other.is_kept)
+        if not same or self.targets.shape != other.targets.shape:
+            return False
+        return torch.allclose(self.targets.double(), other.targets.double(), rtol=0.0, atol=ROUNDING)
 
     def digest(self) -> str:
         """SHA-256 of names and labels."""
@@ -238,6 +249,8 @@ def read_lines(file: Path) -> list[LabelLine]:
         lines, seen = [], set()
         for row in rows:
             name, given, label, source = values = [row[column] for column in (key, *COLUMNS)]
+            if not any(values):  # spreadsheets end a file with lines of commas
+                continue
             where = f"line {rows.line_num}: "
             if None in values or None in row:
                 raise ValueError(f"{where}{len(columns)} values are expected, as in the first line")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hetsngp.files import write_atomically
+from hetsngp.files import write_figure
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLORS = ("#0072B2", "#E69F00", "#009E73")
@@ -24,7 +24,7 @@ def new_figure(width: float, height: float) -> Any:
 
 def save_figure(figure: Any, path: Path) -> None:
     """Write a PNG file atomically."""
-    write_atomically(path, lambda file: figure.savefig(file, dpi=110, format="png"))
+    write_figure(figure, path, dpi=110)
 
 
 def draw_curves(rows: Sequence[Mapping[str, Any]], best: int, path: Path) -> None:

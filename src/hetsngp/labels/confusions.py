@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetsngp.files import replace_file
+from hetsngp.files import write_figure
 from hetsngp.labels.label_errors import LabelErrors, class_names_of
 from hetsngp.labels.transition import MISSING
 
@@ -108,7 +108,7 @@ class ClassConfusions:
                     colour = "black" if rate > 0.6 * largest else "white"
                     axis.text(j, k, f"{rate:.0%}", ha="center", va="center", fontsize=7, color=colour)
         figure.colorbar(drawn, ax=axis, shrink=0.6, label="share of the true class", format="{x:.0%}")
-        replace_file(Path(path), lambda file: figure.savefig(file, dpi=130, format="png"))
+        write_figure(figure, Path(path), dpi=130)
 
 
 def _short(name: str) -> str:

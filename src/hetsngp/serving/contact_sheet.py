@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hetsngp._moved import renamed_arguments
-from hetsngp.files import replace_file
+from hetsngp.files import write_figure
 from hetsngp.serving.predictions import PredictionRecord
 from hetsngp.serving.text_tables import printable
 
@@ -69,7 +69,7 @@ def draw_sheet(cells: Sequence[SheetCell], legend: Mapping[str, str], path: str 
         ax = figure.add_axes((left / width, bottom / height, SIDE / width, SIDE / height))
         _draw_cell(ax, cell)
     _draw_legend(figure, legend, across)
-    replace_file(Path(path), lambda file: figure.savefig(file, dpi=110, format="png"))
+    write_figure(figure, Path(path), dpi=110)
 
 
 def check_contact_sheet(path: str | Path) -> None:

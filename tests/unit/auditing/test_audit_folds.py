@@ -153,3 +153,23 @@ def test_another_recipe_in_the_same_folder_is_refused(
         message = f"holds a .*{message}.* give another folder, --out, or remove {folds}$"
         with pytest.raises(ValueError, match=message):
             folds_of(other, images, engine, folds, [])(given, everyone, score)
+
+
+def test_targets_that_another_processor_rounds_otherwise_are_the_same_run(
+    recipe: Recipe, images: ImageArrays, engine: Engine, tmp_path: Path
+) -> None:
+    given, everyone = images.labels.numpy(), np.ones(COUNT, dtype=bool)
+    targets = np.random.default_rng(0).dirichlet(np.ones(2), COUNT).astype(np.float32)
+
+    def rounds(second: Any) -> Any:
+        cross_fit = folds_of(recipe, images, engine, tmp_path / "folds", [])
+        cross_fit(given, everyone, score)
+        return cross_fit(second, everyone, score)
+
+    before = rounds(targets)
+    file = tmp_path / "folds/round-2/labels.safetensors"
+    written = file.read_bytes()
+    assert np.array_equal(rounds(targets + np.float32([1e-6, -1e-6])), before)
+    assert file.read_bytes() == written
+    with pytest.raises(ValueError, match=r"other labels.* --out, or remove"):
+        rounds(targets[:, ::-1].copy())

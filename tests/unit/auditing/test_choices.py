@@ -133,9 +133,9 @@ def test_a_class_without_examples_can_be_chosen_where_it_is_named(
 
 
 def test_files_of_spreadsheets(folder: Path, key: str, ids: tuple[str, ...], tmp_path: Path) -> None:
-    """With a byte order mark, other columns, empty lines, and the same line twice."""
+    """With a byte order mark, other columns, empty lines, lines of commas, and the same line twice."""
     line = f'"{ids[2]}",dog,drop,,seen\r\n'
-    text = f"\ufeff{key},given_label,decision,new_label,remark\r\n{line}\r\n{line}"
+    text = f"\ufeff{key},given_label,decision,new_label,remark\r\n{line}\r\n{line},,,,\r\n"
     (tmp_path / "choices.csv").write_bytes(text.encode())
     assert read_choices(tmp_path / "choices.csv", folder) == {ids[2]: LabelChoice("dog", None)}
 

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import re
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -104,14 +105,22 @@ def test_the_key_index_has_numbers_and_most_bounds_the_list(tmp_path: Path) -> N
     assert data["names"] == [f"set[{i}]" for i in errors.order[:7]]
 
 
-def test_another_audit_has_other_choices(tmp_path: Path) -> None:
-    """The browser keeps choices under a hash of the examples and what is said of them."""
+def test_other_data_have_other_choices(tmp_path: Path) -> None:
+    """The browser keeps choices under a hash of the data and their labels, whatever was found in them."""
     errors = make_errors()
-    one, same, other = (
-        page_of(tmp_path / "page.html", e, images(errors), title=title)[1]["audit"]
-        for e, title in ((errors, "a"), (errors, "b"), (make_errors(share=0.2), "a"))
-    )
-    assert one == same != other
+    found = replace(errors, wrong_probability=errors.wrong_probability[::-1].copy())
+    relabelled = replace(errors, labels=(errors.labels + 1) % 4)
+    hashes = [
+        page_of(tmp_path / "page.html", each, images(errors), **changes)[1]["audit"]
+        for each, changes in (
+            (errors, {"title": "a"}),
+            (found, {"title": "b", "most": 20}),
+            (relabelled, {}),
+            (errors, {"class_names": ["b", "a", "c", "d"]}),
+        )
+    ]
+    assert hashes[0] == hashes[1]
+    assert len(set(hashes)) == 3
 
 
 def test_pictures_are_thumbnails_of_the_images(tmp_path: Path) -> None:
@@ -163,6 +172,16 @@ def test_pictures_stand_as_the_camera_was_held(tmp_path: Path) -> None:
     shown = ImageExamples(ImageFiles((tmp_path / "a.png",), torch.tensor([0]), ("a",))).content(0)
     assert shown.size == (20, 40)
     assert [shown.getpixel((10, y)) for y in (5, 35)] == [(0, 0, 255), (255, 0, 0)]
+
+
+def test_malformed_exif_says_nothing(tmp_path: Path) -> None:
+    """Pillow raises errors of many types on it."""
+    for number, exif in enumerate((b"Exif\0\0garbage!", b"Exif\0\0II*\0\x08\0\0\0\xff\xff", b"Exif\0\0")):
+        file = tmp_path / f"{number}.jpg"
+        Image.new("RGB", (40, 20), "red").save(file, exif=exif)
+        assert exif in file.read_bytes()
+        shown = ImageExamples(ImageFiles((file,), torch.tensor([0]), ("a",))).content(0)
+        assert shown.size == (40, 20)
 
 
 def test_texts_and_rows(tmp_path: Path) -> None:

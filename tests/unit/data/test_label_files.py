@@ -100,6 +100,23 @@ def flip(file: Path, place: int) -> None:
     file.write_bytes(content)
 
 
+def test_close_labels_are_the_same_but_for_rounding() -> None:
+    names, classes, given = ("a", "b"), ("cat", "dog"), torch.tensor([0, 1])
+    labels = LabelFile(names, classes, given, torch.tensor([[0.9, 0.1], [0.8, 0.2]]))
+    near = replace(labels, targets=labels.targets + torch.tensor([1e-5, -1e-5]))
+    assert labels.is_close(near)
+    assert labels.is_close(replace(labels, kept=torch.tensor([True, True])))
+    for changes in (
+        {"names": ("a", "c")},
+        {"class_names": ("cat", "eel")},
+        {"given": torch.tensor([0, 0])},
+        {"targets": torch.tensor([[0.9, 0.1], [0.79, 0.21]])},
+        {"targets": torch.tensor([0, 0])},
+        {"kept": torch.tensor([True, False])},
+    ):
+        assert not labels.is_close(replace(labels, **changes)), changes
+
+
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     wrote = labels(kept=torch.tensor([True] * 4 + [False]))
     file = wrote.write(tmp_path)

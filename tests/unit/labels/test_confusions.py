@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +152,14 @@ def test_names_are_texts_and_not_formulas(tmp_path: Path, monkeypatch: pytest.Mo
     drawn = Drawn(by_hand(np.ones((3, 3)), names), tmp_path / "names.png", monkeypatch)
     assert drawn.rows == ["cost in $", "two lines $", "$x"]
     assert not any(label.get_parse_math() for label in drawn.axis.get_yticklabels())
+
+
+def test_letters_that_a_font_lacks_are_one_warning(tmp_path: Path) -> None:
+    counts = np.array([[5.0, 2.0], [1.0, 6.0]])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ClassConfusions(counts, ("狗猫鱼", "鸟马")).plot(tmp_path / "map.png")
+    [told] = [str(each.message) for each in caught]
+    assert told.startswith(f"{tmp_path / 'map.png'} shows boxes in place of some letters of names")
+    assert "matplotlib.rcParams['font.family']" in told
+    assert (tmp_path / "map.png").stat().st_size > 1000
