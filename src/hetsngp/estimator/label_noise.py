@@ -9,7 +9,7 @@ import numpy as np
 
 from hetsngp.fitting.progress import Progress
 from hetsngp.fitting.table_trainer import TableTrainer, TrainingTable, fold_pairs, table_folds
-from hetsngp.labels.label_errors import LabelErrors, errors_of_folds
+from hetsngp.labels.label_errors import LabelErrors, errors_of_folds, warn_of_poor_probs
 from hetsngp.labels.rounds import Correction, Score, correct_in_rounds
 
 FOLDS = 5
@@ -35,7 +35,9 @@ class TableCrossFit:
         if self.num_classes == 1:
             return _of_one_class(self.table)
         given = self.table.y
-        return errors_of_folds(given, self(given, np.ones(len(given), dtype=bool)))
+        errors = errors_of_folds(given, self(given, np.ones(len(given), dtype=bool)))
+        warn_of_poor_probs(errors, "change the parameters, such as epochs and width", 4)
+        return errors
 
     def correct(self) -> Correction:
         """Labels of the table, corrected in rounds."""

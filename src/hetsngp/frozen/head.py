@@ -161,7 +161,7 @@ def check_head_options(model: Classifier, options: HeadOptions) -> tuple[MethodN
     """Return the method and all options of the new head: those of the model where they are not given."""
     if not isinstance(model, Classifier) or not model.config:
         raise TypeError(
-            f"fit_head takes a model made by hetsngp.convert or hetsngp.build, got {type(model).__name__}"
+            f"this takes a model made by hetsngp.convert or hetsngp.build, got {type(model).__name__}"
         )
     model.on_features()  # refuses a model whose inputs share their features
     frozen = isinstance(model.backbone, Extractor) and model.backbone.frozen

@@ -10,6 +10,7 @@ from typing import Any, Unpack
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from hetsngp.choices import MethodName
 from hetsngp.fitting.lbfgs import MAX_EXAMPLES, MAX_LOGITS, MAX_ROUNDS, fit_map
@@ -42,7 +43,7 @@ from hetsngp.nn.heads import GaussianHead
 from hetsngp.nn.latent import RandomFeatureGP
 from hetsngp.posterior.calibration import CALIBRATION_BATCH_SIZE, HeldOut, best_temperature
 from hetsngp.posterior.leave_one_out import leave_one_out_operations, leave_one_out_shift
-from hetsngp.validation import check_positive, check_seed
+from hetsngp.validation import check_positive, check_seed, is_device_loader
 
 # Largest K·m²·(m + n), multiplications: a quarter of an hour on two cores. Beyond it folds are used.
 MOST_OPERATIONS = 2e13
@@ -99,10 +100,10 @@ def out_of_sample_probs(
     for which that takes more than some 15 minutes (very many classes), are trained in ``folds``.
 
     The amplitude of a GP, where the model was given none, is the one of 0.5, 1, 2, 5, 10 with the best
-    out-of-sample NLL of the given labels. ``model`` itself does not change; ``data`` is a loader of (x, y),
-    or features from :func:`hetsngp.extract_features`. ``options`` are those of :func:`hetsngp.fit_head`,
-    e.g. ``method="sngp"``, which takes a third of the time of "hetsngp" and ranks wrong labels as well
-    (experiments/label_noise). Examples of weight zero are left out of the result.
+    out-of-sample NLL of the given labels. ``model`` itself does not change; ``data`` is a loader of (x, y)
+    in a fixed order, or features from :func:`hetsngp.extract_features`. ``options`` are those of
+    :func:`hetsngp.fit_head`, e.g. ``method="sngp"``, which takes a third of the time of "hetsngp" and ranks
+    wrong labels as well (experiments/label_noise). Examples of weight zero are left out of the result.
 
     >>> import hetsngp, torch
     >>> from torch import nn
@@ -174,6 +175,14 @@ def _nll(given: Any, probs: Any) -> float:
     return float(-np.log(np.maximum(probs[np.arange(len(given)), given], 1e-12)).mean())
 
 
+def _shuffles(data: Any) -> bool:
+    """Whether each pass over a loader is in another order."""
+    if is_device_loader(data):
+        return bool(data.shuffle)
+    sampler = getattr(getattr(data, "batch_sampler", None), "sampler", getattr(data, "sampler", None))
+    return isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler)
+
+
 class _FrozenCrossFit:
     """Cross-fitting on a table of features: see :class:`hetsngp.labels.rounds.CrossFit`."""
 
@@ -227,6 +236,12 @@ class _FrozenCrossFit:
         if changed.link == "sigmoid":
             raise ValueError(
                 "multi-hot labels (link='sigmoid') have no single true class: label errors need one"
+            )
+        if _shuffles(data):
+            raise ValueError(
+                "data come in a random order, so that results could not be matched with the examples: give a "
+                "loader with shuffle=False, or features = hetsngp.extract_features(model, loader), whose "
+                "labels are features.y"
             )
         show = at_a_terminal() if progress is None else progress
         if "random_features" not in given and changed.features == "inducing":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hetsngp.files import write_text
+from hetsngp.files import csv_text, write_text
 from hetsngp.labels.sharpening import choose_sharpening, sample, sharpened
 from hetsngp.labels.transition import (
     MISSING,
@@ -90,7 +88,7 @@ class LabelErrors:
 
     def __str__(self) -> str:
         low, high = self.expected_wrong_interval
-        count = int((self.labels != MISSING).sum())
+        count = int((~np.isnan(self.wrong_probability)).sum())
         return (
             f"{self.expected_wrong:.0f} of {count} labels are probably wrong "
             f"({self.expected_wrong / count:.1%}, 95 % interval {low:.0f} to {high:.0f}); "
@@ -116,20 +114,19 @@ class LabelErrors:
                 "to_csv writes one label for each example: with several annotators write the arrays "
                 "themselves, e.g. numpy.savetxt(file, errors.wrong_probability)"
             )
-        text = io.StringIO()
-        rows = csv.writer(text, lineterminator="\n")
         key = "index" if names is None else "path"
-        rows.writerow([key, "is_label_issue", "label_score", "given_label", "predicted_label"])
+        rows: list[list[Any]] = [[key, "is_label_issue", "label_score", "given_label", "predicted_label"]]
         called = class_names_of(class_names, self)
-        if names is not None and len(names) != len(self):
-            raise ValueError(f"there are {len(names)} names for {len(self)} examples: name each once")
+        examples = range(len(self)) if names is None else list(names)  # a Series has an index of its own
+        if len(examples) != len(self):
+            raise ValueError(f"there are {len(examples)} names for {len(self)} examples: name each once")
         flagged = self.is_wrong
         for i in self.order.tolist():
             wrong = self.wrong_probability[i]
             score = "" if np.isnan(wrong) else f"{1 - wrong:.6f}"
-            given, suggested = called[self.labels[i]], called[self.suggested[i]]
-            rows.writerow([i if names is None else names[i], bool(flagged[i]), score, given, suggested])
-        write_text(Path(path), text.getvalue())
+            given = "" if self.labels[i] == MISSING else called[self.labels[i]]
+            rows.append([examples[i], bool(flagged[i]), score, given, called[self.suggested[i]]])
+        write_text(Path(path), csv_text(rows))
 
 
 def class_names_of(class_names: Sequence[str] | None, errors: LabelErrors) -> tuple[str, ...]:
@@ -177,19 +174,23 @@ def find_label_errors(
         check_positive("sharpening", sharpening)
     _warn_of_training_probs(given, log_probs)
     errors = _find(given, log_probs, sharpening, estimate_from)
-    _warn_of_poor_probs(given, errors)
+    warn_of_poor_probs(
+        errors, "check that the columns of probs are in the order of the class numbers, train longer", 3
+    )
     return replace(errors, probs=probs)
 
 
-def errors_of_folds(labels: Any, probs: Any, *, estimate_from: Any = None) -> LabelErrors:
+def errors_of_folds(
+    labels: Any, probs: Any, *, sharpening: float | None = None, estimate_from: Any = None
+) -> LabelErrors:
     """:func:`find_label_errors` for ``probs`` that are known to be out of sample: without its warnings."""
-    return replace(_find(*_checked(labels, probs), None, estimate_from), probs=probs)
+    return replace(_find(*_checked(labels, probs), sharpening, estimate_from), probs=probs)
 
 
-def nll_of_given(labels: Any, probs: Any) -> float:
+def nll_of_given(labels: Any, probs: Any, sharpening: float | None = None) -> float:
     """Mean of the ``losses`` that :func:`errors_of_folds` would have, in a fraction of its time."""
     given, log_probs = _checked(labels, probs)
-    return float(_fit(given, log_probs, torch.arange(len(given)), None)[0].loss.mean())
+    return float(_fit(given, log_probs, torch.arange(len(given)), sharpening)[0].loss.mean())
 
 
 def _fit(
@@ -210,7 +211,7 @@ def _fit(
 
 
 def _find(given: Tensor, log_probs: Tensor, sharpening: float | None, estimate_from: Any) -> LabelErrors:
-    which = _checked_rows(estimate_from, len(given))
+    which = _checked_rows(estimate_from, given)
     fit, chosen, fits, rows = _fit(given, log_probs, which, sharpening)
     log_clean = sharpened(log_probs, chosen)
     losses = fit.loss
@@ -298,15 +299,16 @@ def _checked(labels: Any, probs: Any) -> tuple[Tensor, Tensor]:
     return given, (p / p.sum(1, keepdim=True)).log()
 
 
-def _checked_rows(estimate_from: Any, count: int) -> Tensor:
+def _checked_rows(estimate_from: Any, given: Tensor) -> Tensor:
     """Indices of the examples to estimate from."""
+    count = len(given)
     if estimate_from is None:
         return torch.arange(count)
     mask = _array("estimate_from", estimate_from)
-    if mask.dtype.kind != "b" or mask.shape != (count,) or not mask.any():
-        raise ValueError(
-            f"estimate_from must be ({count},) booleans, at least one of them true: a mask of the examples"
-        )
+    if mask.dtype.kind != "b" or mask.shape != (count,):
+        raise ValueError(f"estimate_from must be ({count},) booleans, a mask of the examples")
+    if not bool((given[mask] != MISSING).any()):
+        raise ValueError("estimate_from selects no example with a label: at least one is needed")
     return torch.from_numpy(np.flatnonzero(mask))
 
 
@@ -322,9 +324,12 @@ def _array(name: str, values: Any) -> Any:
 
 def _checked_labels(values: Any, count: int, num_classes: int) -> Tensor:
     if values.dtype.kind == "f":
+        gaps = "where an annotator gave none, numpy.nan_to_num(labels, nan=-1).astype(int)"
+        if values.ndim == 1:
+            gaps = "examples without a label (NaN) are left out, with their probs"
         raise TypeError(
             f"labels must be class numbers 0 … {num_classes - 1}, got {values.dtype}: labels.astype(int); "
-            "where an annotator gave none, numpy.nan_to_num(labels, nan=-1).astype(int)"
+            f"{gaps}"
         )
     if values.dtype.kind not in "iu":
         raise TypeError(
@@ -358,22 +363,24 @@ def _checked_labels(values: Any, count: int, num_classes: int) -> Tensor:
     return given
 
 
-def _warn_of_poor_probs(given: Tensor, errors: LabelErrors) -> None:
-    """Warn where the probabilities know hardly more than the frequencies of the classes, or other classes."""
-    known, entropy = given != MISSING, 0.0
-    for each in given.T:
-        labels = each[each != MISSING]
-        entropy -= float((labels.bincount().double()[labels] / max(1, len(labels))).log().sum()) / len(given)
-    nll, count = float(errors.losses.mean()), int(known.sum())
-    if count < FEWEST_FOR_WARNING:
-        return
-    if nll > HARDLY_LEARNED * entropy or errors.expected_wrong > MOST_WRONG * count:
+def warn_of_poor_probs(errors: LabelErrors, advice: str, stacklevel: int) -> None:
+    """Warn where the probabilities know hardly more than the frequencies of the classes, or other classes.
+
+    ``advice``: what to do besides taking more examples; ``stacklevel``: as of ``warnings.warn``, from here.
+    """
+    labels, wrong = (each.reshape(len(errors), -1) for each in (errors.labels, errors.wrong_probability))
+    known, losses = ~np.isnan(wrong), errors.losses[~np.isnan(errors.losses)]
+    entropy, count, nll = 0.0, int(known.sum()), float(losses.mean())
+    for given, there in zip(labels.T, known.T, strict=True):
+        shares = np.bincount(given[there]) / there.sum()
+        entropy -= float(np.log(shares[given[there]]).sum()) / len(losses)
+    hardly_learned = nll > HARDLY_LEARNED * entropy and count >= FEWEST_FOR_WARNING
+    if hardly_learned or errors.expected_wrong > MOST_WRONG * count:
         warnings.warn(
-            f"probs hardly predict the labels: {errors.expected_wrong / count:.0%} of them seem wrong, and "
-            f"the NLL of an example is {nll:.3f} where the frequencies of the classes have {entropy:.3f}. "
-            "What is found means little: check that the columns of probs are in the order of the class "
-            "numbers, train longer, or take more examples",
-            stacklevel=3,
+            f"the probabilities hardly predict the labels: {errors.expected_wrong / count:.0%} of these seem "
+            f"wrong, and the NLL of an example is {nll:.3f} where the frequencies of the classes have "
+            f"{entropy:.3f}. What is found means little: {advice}, or take more examples",
+            stacklevel=stacklevel,
         )
 
 

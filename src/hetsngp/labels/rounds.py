@@ -8,12 +8,21 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hetsngp.labels.label_errors import LabelErrors, errors_of_folds, nll_of_given
+from hetsngp.labels.label_errors import (
+    LabelErrors,
+    errors_of_folds,
+    nll_of_given,
+    warn_of_poor_probs,
+)
 from hetsngp.validation import check_positive, check_seed
 
-# Share of the examples whose labels only compare rounds, and the fewest examples for that: with fewer they
-# would be too few to compare by, and too many to go without.
-VALIDATION, FEWEST_EXAMPLES = 0.1, 2000
+# Share of the examples whose labels only compare rounds; up to twice that share, to have so many.
+VALIDATION, WANTED = 0.1, 200
+# Fewest examples for more than one round: with fewer, these labels are too many to go without.
+FEWEST_EXAMPLES = 300
+# Fewest such labels by which the sharpening of later rounds is chosen, and its value where they are fewer:
+# models of corrected targets predict the true class, nearly as certain as they should be (docs/decisions.md).
+ENOUGH_TO_SHARPEN, LATER_SHARPENING = 1000, 2**0.5
 
 Score = Callable[[Any], float]
 """Mean −log P(given label | x) for probabilities (N, K), of examples whose labels no target has: lower is
@@ -42,7 +51,11 @@ class Correction:
 
     @property
     def probs(self) -> Any:
-        """Out-of-sample probabilities (N, K) of the chosen round."""
+        """Probabilities (N, K) of the chosen round, each by a model that was not trained on the example.
+
+        In a round after the first the targets of other examples may have learned from its given label,
+        unless it is a validation example.
+        """
         return self.errors.probs
 
     def __str__(self) -> str:
@@ -62,11 +75,12 @@ def correct_in_rounds(
 
     The first round trains on the given labels, each further one on the corrected targets of the one before.
     Rounds go on while they lower −log P(given | x) = −log Σ_k P(k | x) T[k, given] of the validation
-    examples, with T estimated without the example. These are a tenth of the examples, drawn by ``seed``,
-    whose given labels no model is trained on, and from the second round on sharpening and T are estimated
-    from them alone: the labels of all others have entered the targets, and would reward memorising wrong
-    labels. Their own targets come from the models that predicted them. With fewer than 2,000 examples all
-    are validation examples, by models that were trained on the labels of the others.
+    examples, with T estimated without the example. These are a tenth of the examples, drawn by ``seed``;
+    below 2,000 examples 200 of them, or a fifth. No model is trained on their given labels, and from the
+    second round on T is estimated from them alone: the labels of all others have entered the targets, and
+    would reward memorising wrong labels. Their own targets come from the models that predicted them.
+    Sharpening too is chosen by them from the second round on, where they are a thousand or more; with fewer
+    it is √2. Below 300 examples there is one round, on all of them.
     """
     check_positive("rounds", rounds, integer=True)
     check_seed(seed)
@@ -76,21 +90,26 @@ def correct_in_rounds(
             f"given must be class numbers (N,), got {given.dtype} of shape {given.shape}: of names "
             "class_names, given = numpy.unique(given, return_inverse=True)"
         )
-    validation = _validation(len(given), seed)
-    trained = ~validation if len(given) >= FEWEST_EXAMPLES else np.ones(len(given), dtype=bool)
+    validation, rounds = _validation(len(given), seed), most_rounds(len(given), rounds)
+    compared = validation if validation.any() else ~validation
+    sharpening = None if validation.sum() >= ENOUGH_TO_SHARPEN else LATER_SHARPENING
 
     def by_all(probs: Any) -> float:
         return nll_of_given(given, probs)
 
     def by_validation(probs: Any) -> float:
-        return nll_of_given(given[validation], probs[validation])
+        return nll_of_given(given[validation], probs[validation], sharpening)
 
     targets, best, losses = given, None, []
     for number in range(1, rounds + 1):
-        first = number == 1
-        probs = cross_fit(targets, trained, by_all if first else by_validation)
-        errors = errors_of_folds(given, probs, estimate_from=None if first else validation)
-        losses.append(float(errors.losses.mean()) if validation.all() else by_validation(probs))
+        if number == 1:
+            probs = cross_fit(targets, ~validation, by_all)
+            errors = errors_of_folds(given, probs)
+            losses.append(nll_of_given(given[compared], probs[compared]))
+        else:
+            probs = cross_fit(targets, ~validation, by_validation)
+            errors = errors_of_folds(given, probs, sharpening=sharpening, estimate_from=validation)
+            losses.append(by_validation(probs))
         if on_round is not None:
             on_round(number, errors, losses[-1])
         if best is not None and losses[-1] >= losses[best.round - 1]:
@@ -98,13 +117,19 @@ def correct_in_rounds(
         best = Correction(errors, number)
         targets = errors.clean_probs
     assert best is not None
+    warn_of_poor_probs(best.errors, "train longer, or on better features", 3)
     return Correction(best.errors, best.round, tuple(losses))
 
 
+def most_rounds(examples: int, rounds: int) -> int:
+    """Largest number of rounds for so many examples where ``rounds`` are wanted."""
+    return rounds if examples >= FEWEST_EXAMPLES else 1
+
+
 def _validation(count: int, seed: int) -> Any:
-    """Examples (count,) bool whose labels compare rounds."""
-    if count < FEWEST_EXAMPLES:
-        return np.ones(count, dtype=bool)
+    """Examples (count,) bool whose labels compare rounds; none where there are too few examples."""
     chosen = np.zeros(count, dtype=bool)
-    chosen[np.random.default_rng(seed).permutation(count)[: round(VALIDATION * count)]] = True
+    if count >= FEWEST_EXAMPLES:
+        number = max(round(VALIDATION * count), min(WANTED, round(2 * VALIDATION * count)))
+        chosen[np.random.default_rng(seed).permutation(count)[:number]] = True
     return chosen

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hetsngp.models.classifier import Classifier
@@ -52,12 +53,20 @@ class HeldOut:
 
     @staticmethod
     def join(parts: Sequence[HeldOut]) -> HeldOut:
-        """Concatenate several, for averages; shifts are dropped."""
+        """Concatenate several, for averages; shifts are dropped.
+
+        Where some have soft targets and others class numbers, all have targets.
+        """
         if len(parts) == 1:
             return parts[0]
+        soft = next((p.y for p in parts if p.y.dim() == 2), None)
+        targets = [
+            F.one_hot(p.y, soft.shape[1]).to(soft) if soft is not None and p.y.dim() == 1 else p.y
+            for p in parts
+        ]
         weights = [p.weight if p.weight is not None else p.h.new_ones(len(p.h)) for p in parts]
         weight = None if all(p.weight is None for p in parts) else torch.cat(weights)
-        return HeldOut(torch.cat([p.h for p in parts]), torch.cat([p.y for p in parts]), weight)
+        return HeldOut(torch.cat([p.h for p in parts]), torch.cat(targets), weight)
 
     @property
     def total(self) -> float:

@@ -890,7 +890,7 @@ def test_only_models_of_ours_have_heads(kind: str) -> None:
         "network": network,
         "view": lambda: converted().on_features(),
     }[kind]()
-    with pytest.raises(TypeError, match=r"fit_head takes a model made by hetsngp\.convert or hetsngp\.build"):
+    with pytest.raises(TypeError, match=r"this takes a model made by hetsngp\.convert or hetsngp\.build"):
         fit(given, batches())
 
 

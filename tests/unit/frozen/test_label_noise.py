@@ -11,9 +11,19 @@ import torch
 from tests.contract import toy
 from tests.unit.labels.made_noise import alike, draw
 from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 import hetsngp
 from hetsngp import FeatureSet, correct_labels, fit_head, out_of_sample_probs
+from hetsngp.data.images.arrays import ImageArrays
+from hetsngp.data.images.device_loader import DeviceLoader
 from hetsngp.frozen import label_noise
 from hetsngp.frozen.label_noise import AMPLITUDES, _FrozenCrossFit
 
@@ -274,6 +284,26 @@ def test_what_cannot_be_used_is_an_error_that_names_the_fix(
         call(toy.frozen("sngp"), data, **options)
 
 
+@pytest.mark.parametrize("call", [out_of_sample_probs, correct_labels])
+@pytest.mark.parametrize("kind", ["shuffle", "sampler", "batch sampler", "device loader"])
+def test_data_in_a_random_order_are_refused(call: Any, kind: str) -> None:
+    """Their results could not be matched with the examples."""
+    data = TensorDataset(X, GIVEN)
+    images = ImageArrays(torch.arange(720).view(180, 1, 2, 2).byte(), GIVEN, ("a", "b", "c"))
+    loaders: dict[str, Any] = {
+        "shuffle": lambda: DataLoader(data, 30, shuffle=True),
+        "sampler": lambda: DataLoader(data, 30, sampler=SubsetRandomSampler(range(180))),
+        "batch sampler": lambda: DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), 30, False)),
+        "device loader": lambda: DeviceLoader(images, 30, shuffle=True),
+    }
+    with pytest.raises(ValueError, match=r"random order.*shuffle=False"):
+        call(toy.frozen("sngp"), loaders[kind](), **FITTED)
+    in_order = DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 30, False))
+    if call is out_of_sample_probs:
+        found = call(toy.frozen("sngp"), in_order, **FITTED).probs
+        np.testing.assert_allclose(found, call(toy.frozen("sngp"), DATA, **FITTED).probs, atol=1e-4)
+
+
 def test_a_plain_network_is_refused() -> None:
     with pytest.raises(TypeError, match=r"hetsngp\.convert"):
         out_of_sample_probs(torch.nn.Linear(2, 3), DATA)  # type: ignore[arg-type]
@@ -295,6 +325,24 @@ def test_corrected_labels_train_a_better_head() -> None:
         accuracies.append(float((model.predict(x_test).labels == y_test).float().mean()))
     assert accuracies[1] > accuracies[0] + 0.02
     assert accuracies[1] > 0.97
+
+
+def test_targets_and_class_numbers_calibrate_together() -> None:
+    """A clean held-out set beside corrected targets, and the reverse: as if both were targets."""
+    x, given, _ = noisy_blobs(50)
+    targets = 0.8 * torch.eye(3)[given] + 0.2 / 3
+    x_other, y_other = toy.blobs(3, 40, seed=9)
+    soft = torch.eye(3)[y_other]
+    for train, held_out, as_targets in (
+        ([(x, targets)], [(x_other, y_other)], ([(x, targets)], [(x_other, soft)])),
+        ([(x, given)], [(x_other, soft)], ([(x, torch.eye(3)[given])], [(x_other, soft)])),
+    ):
+        temperatures = []
+        for data in ((train, held_out), as_targets):
+            model = toy.frozen("sngp")
+            fit_head(model, *data, amplitude=3.0)
+            temperatures.append(float(model.temperature))
+        assert temperatures[0] == pytest.approx(temperatures[1], rel=1e-3)
 
 
 def test_the_parts_of_the_correction_agree() -> None:

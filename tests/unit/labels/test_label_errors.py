@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from tests.unit.labels.made_noise import alike, draw, noisy, pairs
@@ -313,8 +314,9 @@ def test_some_examples_may_be_those_to_estimate_from() -> None:
     np.testing.assert_allclose(errors.transition, alone.transition, rtol=1e-9)
     np.testing.assert_allclose(errors.wrong_probability[held_out], alone.wrong_probability, atol=1e-6)
     np.testing.assert_allclose(errors.losses[held_out], alone.losses)
-    joint = errors.transition[:, data.given].T * probs
-    np.testing.assert_allclose(errors.losses[~held_out], -np.log(joint.sum(1))[~held_out], atol=0.5)
+    clean = probs**errors.sharpening
+    joint = errors.transition[:, data.given].T * clean / clean.sum(1, keepdims=True)
+    np.testing.assert_allclose(errors.losses[~held_out], -np.log(joint.sum(1))[~held_out], rtol=1e-3)
     fooled = find_label_errors(data.given, probs)
     assert np.abs(fooled.transition - data.transition).max() > 0.1
     # Shares of the held-out half go for all labels.
@@ -500,10 +502,16 @@ def test_probabilities_that_know_nothing_are_called_so() -> None:
     for probs in (noise, np.roll(data.probs, 1, axis=1)):
         with pytest.warns(UserWarning, match="hardly predict the labels"):
             find_label_errors(data.given, probs)
+    weak = 0.05 * data.probs + 0.95 * 0.25  # labels seem correct, and little is known
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         find_label_errors(data.given, data.probs)
-        find_label_errors(data.given[:90], noise[:90])  # too few to say
+        find_label_errors(data.given[:90], data.probs[:90])
+        find_label_errors(data.given[:90], weak[:90], sharpening=1.0)  # too few to say
+    with pytest.warns(UserWarning, match="hardly predict the labels"):
+        find_label_errors(data.given, weak, sharpening=1.0)
+    with pytest.warns(UserWarning, match="hardly predict the labels"):  # of few labels too
+        find_label_errors(data.given[:90], np.roll(data.probs, 1, axis=1)[:90])
 
 
 def test_the_result_has_the_probabilities_and_may_have_names(tmp_path: Path) -> None:
@@ -527,3 +535,56 @@ def test_a_label_of_which_nothing_is_known_has_no_score(tmp_path: Path) -> None:
     replace(errors, wrong_probability=unknown).to_csv(tmp_path / "errors.csv")
     [row] = [row for row in csv.DictReader((tmp_path / "errors.csv").open()) if row["index"] == "7"]
     assert (row["label_score"], row["is_label_issue"]) == ("", "False")
+
+
+def test_names_are_by_position(tmp_path: Path) -> None:
+    """A Series of shuffled rows has an index of its own."""
+    data = noisy(0, 60, pairs(3, 0.2))
+    errors = find_label_errors(data.given, data.probs)
+    names = pd.Series([f"{i}.png" for i in range(60)], index=np.random.default_rng(0).permutation(60))
+    errors.to_csv(tmp_path / "errors.csv", names=names)
+    rows = list(csv.DictReader((tmp_path / "errors.csv").open()))
+    assert [row["path"] for row in rows] == [f"{i}.png" for i in errors.order]
+
+
+def test_a_missing_label_has_no_name(tmp_path: Path) -> None:
+    data = noisy(0, 60, pairs(3, 0.2))
+    labels = data.given[:, None].copy()
+    labels[4] = MISSING
+    find_label_errors(labels, data.probs).to_csv(tmp_path / "errors.csv")
+    [row] = [row for row in csv.DictReader((tmp_path / "errors.csv").open()) if row["index"] == "4"]
+    assert (row["given_label"], row["label_score"], row["is_label_issue"]) == ("", "", "False")
+
+
+def test_letters_that_end_a_line_are_quoted(tmp_path: Path) -> None:
+    data = noisy(0, 60, pairs(3, 0.2))
+    errors = find_label_errors(data.given, data.probs)
+    errors.to_csv(tmp_path / "errors.csv", class_names=["cat\r", "dog\n", "eel"])
+    with open(tmp_path / "errors.csv", encoding="utf-8", newline="") as handle:
+        rows = list(csv.DictReader(handle))
+    assert [row["index"] for row in rows] == [str(i) for i in errors.order]
+    assert {row["given_label"] for row in rows} == {"cat\r", "dog\n", "eel"}
+
+
+def test_the_text_counts_labels_that_were_examined() -> None:
+    data = noisy(0, 60, pairs(3, 0.2))
+    errors = find_label_errors(data.given, data.probs)
+    wrong = errors.wrong_probability.copy()
+    wrong[::2] = np.nan
+    assert f"of 30 labels are probably wrong ({errors.expected_wrong / 30:.1%}" in str(
+        replace(errors, wrong_probability=wrong)
+    )
+
+
+def test_missing_labels_name_a_way_on() -> None:
+    data = noisy(0, 60, pairs(3, 0.2))
+    unknown = np.where(np.arange(60) == 3, np.nan, data.given)
+    with pytest.raises(TypeError, match=r"labels\.astype\(int\); examples without a label \(NaN\) are left"):
+        find_label_errors(unknown, data.probs)
+    with pytest.raises(TypeError, match="nan_to_num") as told:
+        find_label_errors(unknown[:, None], data.probs)
+    assert "where an annotator gave none" in str(told.value)
+    find_label_errors(np.nan_to_num(unknown[:, None], nan=-1).astype(int), data.probs)  # as it says
+    labels = np.where(np.arange(60) < 30, MISSING, data.given)[:, None]
+    with pytest.raises(ValueError, match="estimate_from selects no example with a label"):
+        find_label_errors(labels, data.probs, estimate_from=np.arange(60) < 30)

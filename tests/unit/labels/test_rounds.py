@@ -10,6 +10,7 @@ import pytest
 from tests.unit.labels.made_noise import draw, pairs
 
 from hetsngp.labels import Correction, LabelErrors, correct_in_rounds, find_label_errors
+from hetsngp.labels import rounds as rounds_module
 from hetsngp.labels.rounds import Score
 
 K, FOLDS = 3, 4
@@ -94,8 +95,8 @@ def test_rounds_are_compared_by_the_labels_of_validation_examples() -> None:
     found, cross_fit = run(LARGE)
     validation = ~cross_fit.calls[0][1]
     expected = [
-        find_label_errors(LARGE[2][validation], probs[validation]).losses.mean()
-        for probs in cross_fit.returned
+        find_label_errors(LARGE[2][validation], probs[validation], sharpening=own).losses.mean()
+        for probs, own in zip(cross_fit.returned, (None, 2**0.5, 2**0.5), strict=False)
     ]
     assert found.losses == pytest.approx(expected)
     # Settings are chosen by all given labels in the first round, in which no target has learned from others;
@@ -125,12 +126,13 @@ def test_later_rounds_estimate_from_validation_examples_alone() -> None:
     validation = ~cross_fit.calls[0][1]
     assert len(seen) >= 2
     for errors, probs, rows in zip(seen, cross_fit.returned, (None, validation, validation), strict=False):
-        expected = find_label_errors(LARGE[2], probs, estimate_from=rows)
+        own = None if rows is None else 2**0.5  # few labels do not choose a sharpening
+        expected = find_label_errors(LARGE[2], probs, sharpening=own, estimate_from=rows)
         np.testing.assert_array_equal(errors.clean_probs, expected.clean_probs)
         assert errors.sharpening == expected.sharpening
 
 
-@pytest.mark.parametrize("data", [LARGE, SMALL], ids=["validation", "all"])
+@pytest.mark.parametrize("data", [LARGE, SMALL], ids=["a tenth", "a fifth"])
 def test_a_round_that_predicts_worse_ends_the_rounds(data: Any) -> None:
     found, cross_fit = run(data, rounds=4, spoil_after=1)
     assert found.round == 1
@@ -150,19 +152,67 @@ def test_rounds_go_on_while_they_help_and_no_longer() -> None:
     assert f"{found.losses[0]:.4f}" in text
 
 
-def test_among_few_examples_all_compare_rounds() -> None:
-    found, cross_fit = run(SMALL)
-    for (_, trained), probs, loss in zip(cross_fit.calls, cross_fit.returned, found.losses, strict=True):
-        assert trained.all()
-        assert loss == pytest.approx(find_label_errors(SMALL[2], probs).losses.mean())
+def test_with_few_examples_there_is_one_round_on_all() -> None:
+    data = blobs(299)
+    found, cross_fit = run(data)
+    [(_, trained)], [probs] = cross_fit.calls, cross_fit.returned
+    assert trained.all()
+    assert found.losses == pytest.approx((find_label_errors(data[2], probs).losses.mean(),))
 
 
-@pytest.mark.parametrize("n", [1999, 2000])
-def test_two_thousand_are_enough_for_validation_examples(n: int) -> None:
+@pytest.mark.parametrize(
+    ("n", "validation"), [(299, 0), (300, 60), (900, 180), (1000, 200), (1999, 200), (2000, 200), (2400, 240)]
+)
+def test_numbers_of_validation_examples(n: int, validation: int) -> None:
     x, _, given = blobs(n)
     cross_fit = LogisticFolds(x)
     correct_in_rounds(given, cross_fit, rounds=1)
-    assert (~cross_fit.calls[0][1]).sum() == (200 if n == 2000 else 0)
+    assert (~cross_fit.calls[0][1]).sum() == validation
+
+
+def test_a_thousand_validation_examples_choose_the_sharpening(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds_module, "ENOUGH_TO_SHARPEN", 240)
+    seen: list[LabelErrors] = []
+    cross_fit = LogisticFolds(LARGE[0])
+    found = correct_in_rounds(LARGE[2], cross_fit, on_round=lambda _, errors, __: seen.append(errors))
+    validation = ~cross_fit.calls[0][1]
+    probs = cross_fit.returned[1]
+    expected = find_label_errors(LARGE[2], probs, estimate_from=validation)
+    assert seen[1].sharpening == expected.sharpening != 2**0.5
+    np.testing.assert_array_equal(seen[1].clean_probs, expected.clean_probs)
+    alone = find_label_errors(LARGE[2][validation], probs[validation])
+    assert found.losses[1] == cross_fit.scores[1] == pytest.approx(alone.losses.mean())
+
+
+class NearestTargets:
+    """Cross-fitting by the targets of the nearest examples in other folds, which are what they are told."""
+
+    def __init__(self, x: Any) -> None:
+        near = np.square(x[:, None] - x[None]).sum(-1)
+        fold = np.arange(len(x)) % FOLDS
+        near[fold[:, None] == fold[None]] = np.inf
+        self.near = near
+
+    def __call__(self, targets: Any, trained: Any, score: Score) -> Any:
+        soft = np.eye(K)[targets] if np.ndim(targets) == 1 else np.asarray(targets)
+        order = np.argsort(np.where(trained[None], self.near, np.inf), 1)[:, :3]
+        return 0.9 * soft[order].mean(1) + 0.1 / K
+
+
+@pytest.mark.filterwarnings("ignore:the probabilities hardly predict")
+@pytest.mark.parametrize("n", [290, 400, 1500])
+def test_a_later_round_does_not_believe_its_own_targets(n: int) -> None:
+    """Labels drawn at random: models of targets that have learned from a label would seem to predict it."""
+    rng = np.random.default_rng(0)
+    found = correct_in_rounds(rng.integers(K, size=n), NearestTargets(rng.standard_normal((n, 2))))
+    assert min(found.losses) > np.log(K) - 0.05
+
+
+@pytest.mark.parametrize("n", [200, 900])
+def test_models_that_have_learned_nothing_are_called_so(n: int) -> None:
+    x, _, given = blobs(n)
+    with pytest.warns(UserWarning, match="hardly predict the labels.*train longer"):
+        correct_in_rounds(given, LogisticFolds(np.random.default_rng(0).permutation(x)), rounds=1)
 
 
 def test_the_same_seed_gives_the_same_result_and_another_other_examples() -> None:
@@ -174,7 +224,7 @@ def test_the_same_seed_gives_the_same_result_and_another_other_examples() -> Non
     assert (other.calls[0][1] != one.calls[0][1]).any()
 
 
-@pytest.mark.parametrize("data", [LARGE, SMALL], ids=["validation", "all"])
+@pytest.mark.parametrize("data", [LARGE, SMALL, blobs(290)], ids=["a tenth", "a fifth", "one round"])
 def test_corrected_targets_are_nearer_to_the_truth(data: Any) -> None:
     found, _ = run(data)
     _, true, given = data
