@@ -349,6 +349,7 @@ def test_a_killed_audit_goes_on(home: Path, audited: tuple[Path, str], tmp_path:
 
 def test_a_recipe_is_audited_in_folds(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hetsngp.labels.rounds.FEWEST_EXAMPLES", COUNT)
+    monkeypatch.setattr("hetsngp.labels.rounds.FEWEST_VALIDATION", COUNT // 5)
     out = tmp_path / "audit"
     words = ["audit", home / "small.toml", "--set", "schedule.epochs=16", "--set", "method=sngp"]
     words += ["--folds", 2, "--rounds", 2, "--out", out]

@@ -94,7 +94,7 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         label_noise: None: train on y as given. "correct": some labels are wrong. In each of up to three
             rounds the models of five folds predict each example without having seen it, P(true label | x,
             given label) is made of that (:func:`hetsngp.find_label_errors`), and these are the targets of the
-            next round, and of the final model. Up to fifteen models are trained besides it, five below 300
+            next round, and of the final model. Up to fifteen models are trained besides it, five below 1,000
             examples, where there is one round; ``verbose=True`` shows the rounds. See :meth:`predict_proba`
             for what it predicts then. To balance classes give ``class_weight``: ``sample_weight`` is how
             often an example was seen, and would make the labels of a class with small weights look wrong.

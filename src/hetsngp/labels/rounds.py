@@ -16,10 +16,10 @@ from hetsngp.labels.label_errors import (
 )
 from hetsngp.validation import check_positive, check_seed
 
-# Share of the examples whose labels only compare rounds; up to twice that share, to have so many.
-VALIDATION, WANTED = 0.1, 200
+# Share of the examples whose labels only compare rounds, and the fewest of them.
+VALIDATION, FEWEST_VALIDATION = 0.1, 200
 # Fewest examples for more than one round: with fewer, these labels are too many to go without.
-FEWEST_EXAMPLES = 300
+FEWEST_EXAMPLES = 1000
 # Fewest such labels by which the sharpening of later rounds is chosen, and its value where they are fewer:
 # models of corrected targets predict the true class, nearly as certain as they should be (docs/decisions.md).
 ENOUGH_TO_SHARPEN, LATER_SHARPENING = 1000, 2**0.5
@@ -75,12 +75,12 @@ def correct_in_rounds(
 
     The first round trains on the given labels, each further one on the corrected targets of the one before.
     Rounds go on while they lower −log P(given | x) = −log Σ_k P(k | x) T[k, given] of the validation
-    examples, with T estimated without the example. These are a tenth of the examples, drawn by ``seed``;
-    below 2,000 examples 200 of them, or a fifth. No model is trained on their given labels, and from the
-    second round on T is estimated from them alone: the labels of all others have entered the targets, and
-    would reward memorising wrong labels. Their own targets come from the models that predicted them.
-    Sharpening too is chosen by them from the second round on, where they are a thousand or more; with fewer
-    it is √2. Below 300 examples there is one round, on all of them.
+    examples, with T estimated without the example. These are a tenth of the examples, at least 200, drawn by
+    ``seed``. No model is trained on their given labels, and from the second round on T is estimated from them
+    alone: the labels of all others have entered the targets, and would reward memorising wrong labels. Their
+    own targets come from the models that predicted them. Sharpening too is chosen by them from the second
+    round on, where they are a thousand or more; with fewer it is √2. Below 1,000 examples there is one round,
+    on all of them.
     """
     check_positive("rounds", rounds, integer=True)
     check_seed(seed)
@@ -130,6 +130,6 @@ def _validation(count: int, seed: int) -> Any:
     """Examples (count,) bool whose labels compare rounds; none where there are too few examples."""
     chosen = np.zeros(count, dtype=bool)
     if count >= FEWEST_EXAMPLES:
-        number = max(round(VALIDATION * count), min(WANTED, round(2 * VALIDATION * count)))
+        number = max(round(VALIDATION * count), FEWEST_VALIDATION)
         chosen[np.random.default_rng(seed).permutation(count)[:number]] = True
     return chosen

@@ -244,6 +244,7 @@ class FoldSpy:
 
 def test_copies_with_both_labels_are_in_one_fold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "FEWEST_EXAMPLES", 60)
+    monkeypatch.setattr(rounds, "FEWEST_VALIDATION", 12)
     spy = FoldSpy(monkeypatch)
     X, y = blobs(40, 2)
     X, given = np.vstack([X, X[:20]]), np.concatenate([y, 1 - y[:20]])
