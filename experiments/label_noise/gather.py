@@ -423,6 +423,7 @@ def fill(text: str, found: dict[str, Any]) -> str:
 
 def draw(found: dict[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
+    from matplotlib.patches import Patch
 
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
     series = (
@@ -458,16 +459,21 @@ def draw(found: dict[str, Any], path: Path) -> None:
     middle.set_title("Sharpening, chosen without clean labels")
     middle.legend(fontsize=8, loc="lower right")
 
-    for place, (way, colour) in enumerate((("direct", "#b0b0b0"), ("corrected", "#1f77b4"))):
-        at = [i + 0.35 * (place - 0.5) for i in range(len(METHODS))]
-        runs = [[r["nll"] for r in heads_of(found, "worse", method, way)] for method in METHODS]
-        errors = [statistics.stdev(r) / math.sqrt(len(r)) for r in runs]
-        right.bar(at, [statistics.mean(r) for r in runs], 0.33, yerr=errors, color=colour, label=way)
+    colours = {"direct": "#b0b0b0", CHOSEN: "#707070", "corrected": "#1f77b4"}
+    for place, method in enumerate(METHODS):
+        ways = [way for way in colours if way != CHOSEN or method in study.GPS]
+        for number, way in enumerate(ways):
+            runs = [r["nll"] for r in heads_of(found, "worse", method, way)]
+            at = place + 0.28 * (number - (len(ways) - 1) / 2)
+            error = statistics.stdev(runs) / math.sqrt(len(runs))
+            right.bar(at, statistics.mean(runs), 0.26, yerr=error, color=colours[way])
+    patches = [Patch(color=colour, label=way.replace(", ", ",\n")) for way, colour in colours.items()]
     names = [name.replace(" ", "\n").replace("oscedastic", "o-\nscedastic") for name in METHODS.values()]
     right.set_xticks(range(len(METHODS)), names)
     right.set_ylabel("NLL on clean test labels")
     right.set_title("Heads trained on 40 % wrong labels")
-    right.legend(fontsize=8)
+    right.legend(handles=patches, fontsize=8, loc="upper left")
+    right.set_ylim(0, 1.45)
     figure.savefig(path, dpi=130)
 
 
