@@ -101,7 +101,7 @@
   }
 
   function showProgress() {
-    const counted = rows.filter((row) => $("which").value === "all" || data.flagged[row]);
+    const counted = rows.filter(shows);
     const done = counted.filter((row) => decisions.has(row)).length;
     $("decided").textContent = `${count(done)} of ${count(counted.length)} decided`;
     $("progress").max = counted.length || 1;
@@ -325,6 +325,8 @@
     name: (a, b) => collator.compare(data.names[a], data.names[b]) || a - b,
   };
 
+  const shows = (row) => $("which").value === "all" || data.flagged[row];
+
   function searched(row) {
     const texts = data.kind === "image" ? [] : [data.contents[row] ?? []].flat(2);
     return [data.names[row], ...texts].join("\n").toLowerCase();
@@ -334,38 +336,58 @@
     const wanted = $("search").value.trim().toLowerCase();
     const fits = (id, value) => $(id).value === "" || $(id).value === String(value);
     list = rows.filter((row) =>
-      ($("which").value === "all" || data.flagged[row]) && fits("given", data.given[row]) &&
+      shows(row) && fits("given", data.given[row]) &&
       fits("suggested", data.suggested[row]) && fits("state", (decisions.get(row) ?? ["undecided"])[0]) &&
       (wanted === "" || searched(row).includes(wanted))).sort(orders[$("sort").value]);
     page = 0;
     current = list[0] ?? null;
     render();
+    showCounts();
     showProgress();
   }
 
-  function classOptions(id, labels) {
-    const counts = new Map();
-    for (const label of labels) counts.set(label, (counts.get(label) ?? 0) + 1);
-    const names = [...counts].sort((a, b) => collator.compare(data.classes[a[0]], data.classes[b[0]]));
-    $(id).append(element("option", { value: "" }, "any"), ...names.map(([label, number]) =>
-      element("option", { value: label }, `${data.classes[label]} (${count(number)})`)));
+  function classOptions(id) {
+    const labels = [...new Set(data[id])].sort((a, b) => collator.compare(data.classes[a], data.classes[b]));
+    const options = labels.map((label) => element("option", { value: label }));
+    $(id).append(element("option", { value: "" }, "any"), ...options);
+  }
+
+  function showCounts() { // of the examples that "Show" selects
+    for (const id of ["given", "suggested"]) {
+      const counts = new Map();
+      for (const row of rows)
+        if (shows(row)) counts.set(data[id][row], (counts.get(data[id][row]) ?? 0) + 1);
+      for (const option of [...$(id).options].slice(1))
+        option.textContent = `${data.classes[option.value]} (${count(counts.get(Number(option.value)) ?? 0)})`;
+    }
   }
 
   function show(given, suggested) {
+    const which = $("which").value;
     $("filters").reset();
-    $("which").value = "all";
+    $("which").value = which;
     for (const [id, label] of [["given", given], ["suggested", suggested]]) {
       if (label === undefined) continue;
       if (!$(id).querySelector(`option[value="${label}"]`))
-        $(id).append(element("option", { value: label }, `${data.classes[label]} (0)`));
+        $(id).append(element("option", { value: label }));
       $(id).value = label;
     }
     refilter();
+    if (!list.length && which !== "all") { // the expected number has many examples that are not flagged
+      $("which").value = "all";
+      refilter();
+    }
     $("review").scrollIntoView();
     focusCard();
   }
 
   const focusCard = () => cardOf(current)?.focus({ preventScroll: true });
+
+  function goOn(row) { // to the next card, as after a key, so that no key changes what was just decided
+    const next = list[list.indexOf(row) + 1];
+    if (cardOf(next)) select(next);
+    focusCard();
+  }
 
   // --- what a person does ----------------------------------------------------------------------------------
 
@@ -380,14 +402,17 @@
     if (!button) return;
     const row = Number(button.closest(".card").dataset.row);
     if (button.getAttribute("aria-pressed") === "true") decide(row, undefined); // pressed again: undecided
-    else acts[button.dataset.action](row);
+    else {
+      acts[button.dataset.action](row);
+      if (event.detail) goOn(row); // with the mouse; a button that was pressed by a key keeps the focus
+    }
   });
   cards.addEventListener("change", (event) => {
     const row = Number(event.target.closest(".card").dataset.row);
     if (event.target.value === "") decide(row, undefined);
     else toClass(row, Number(event.target.value));
-    // After a choice with the mouse keys go to the card again: in the list a letter would choose another class.
-    if (!typed) focusCard();
+    // After a choice with the mouse keys go to a card again: in the list a letter would choose another class.
+    if (!typed) goOn(row);
   });
   for (const kind of ["focusin", "pointerdown"])
     cards.addEventListener(kind, (event) => {
@@ -396,9 +421,12 @@
       if (event.target.matches("select")) fill(event.target); // a thousand classes in sixty cards are slow
     });
 
-  let typed = true; // keys that change a list stay with it
+  let typed = true; // keys that change a list stay with it, until Escape
   for (const place of [cards, $("filters")]) {
-    place.addEventListener("keydown", () => (typed = true));
+    place.addEventListener("keydown", (event) => {
+      typed = true;
+      if (event.key === "Escape") focusCard();
+    });
     place.addEventListener("pointerdown", () => (typed = false));
   }
 
@@ -459,8 +487,8 @@
 
   if (flagged) $("which").append(element("option", { value: "flagged" }, `flagged (${count(flagged)})`));
   $("which").append(element("option", { value: "all" }, `all listed (${count(rows.length)})`));
-  classOptions("given", data.given);
-  classOptions("suggested", data.suggested);
+  classOptions("given");
+  classOptions("suggested");
   refilter();
   if (elsewhere.length)
     tell(`${count(elsewhere.length)} of the choices that this browser remembers are of examples that are not on ` +

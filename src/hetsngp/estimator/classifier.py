@@ -257,7 +257,7 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         and what is fitted does not change. :func:`hetsngp.find_label_errors` makes the result of their
         probabilities, in the order of X. Sample weights count in training, ``class_weight`` does not; an
         example of weight zero is left out, and its ``wrong_probability`` is NaN. A class with a single
-        example is unknown to the model that predicts it, and this label counts as wrong.
+        example is unknown to the model that predicts it: what is found about such a label means nothing.
 
         ``labels`` and ``suggested`` are class numbers in the order of ``np.unique(y)``, and ``class_names``
         are these labels as strings, so that ``to_csv`` and :func:`hetsngp.class_confusions` show them.

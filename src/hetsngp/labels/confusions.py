@@ -11,7 +11,6 @@ import numpy as np
 
 from hetsngp.files import write_figure
 from hetsngp.labels.label_errors import LabelErrors, class_names_of
-from hetsngp.labels.transition import MISSING
 
 # Most classes that the heat map shows, those with the most wrong labels; its side in inches for each.
 MAX_CLASSES, CELL = 40, 0.42
@@ -83,6 +82,7 @@ class ClassConfusions:
         """
         try:
             from matplotlib.figure import Figure
+            from matplotlib.ticker import PercentFormatter
         except ImportError as error:
             raise ImportError("heat maps need matplotlib: pip install 'hetsngp[eval]'") from error
         shown = self.most_affected()
@@ -107,7 +107,8 @@ class ClassConfusions:
                 elif rate >= 0.005:
                     colour = "black" if rate > 0.6 * largest else "white"
                     axis.text(j, k, f"{rate:.0%}", ha="center", va="center", fontsize=7, color=colour)
-        figure.colorbar(drawn, ax=axis, shrink=0.6, label="share of the true class", format="{x:.0%}")
+        scale: Any = PercentFormatter(1.0)
+        figure.colorbar(drawn, ax=axis, shrink=0.6, label="share of the true class", format=scale)
         write_figure(figure, Path(path), dpi=130)
 
 
@@ -130,11 +131,15 @@ def class_confusions(errors: LabelErrors, class_names: Sequence[str] | None = No
     >>> pair.true, pair.given, round(pair.share, 1)
     ('cat', 'lynx', 0.3)
     """
+    if not isinstance(errors, LabelErrors):
+        raise TypeError(
+            f"class_confusions takes label errors, got {type(errors).__name__}: "
+            "class_confusions(hetsngp.find_label_errors(labels, probs))"
+        )
     num_classes = errors.clean_probs.shape[1]
     names = class_names_of(class_names, errors)
-    labels = errors.labels.reshape(len(errors.clean_probs), -1)
+    labels, wrong = (each.reshape(len(errors), -1) for each in (errors.labels, errors.wrong_probability))
     counts = np.zeros((num_classes, num_classes))
-    for given in labels.T:
-        known = given != MISSING
+    for given, known in zip(labels.T, ~np.isnan(wrong.T), strict=True):  # NaN: none given, or of weight zero
         np.add.at(counts.T, given[known], errors.clean_probs[known].astype(np.float64))
     return ClassConfusions(counts, names)

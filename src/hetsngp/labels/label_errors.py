@@ -24,8 +24,9 @@ from hetsngp.labels.transition import (
 )
 from hetsngp.validation import check_positive
 
-# Smallest probability: a model that excludes the given label may be wrong.
-FLOOR = 1e-5
+# Smallest probability, or this share of 1/K where that is less: a model that excludes the given label may be
+# wrong, and yet of 1,000 classes the probability of a wrong label may be 1e-5 for each (1 % noise).
+FLOOR, FLOOR_SHARE = 1e-5, 1e-4
 # Draws for the interval of the number of wrong labels, and its half width in standard deviations.
 DRAWS, WIDTH = 40, 1.96
 # Share of given labels that are the most probable class, from which probabilities look like training ones.
@@ -35,11 +36,14 @@ FEWEST_FOR_WARNING = 100
 # NLL of given labels, as a share of the entropy of the class frequencies, above which little was learned; and
 # share of wrong labels above which the columns of probs may be in another order.
 HARDLY_LEARNED, MOST_WRONG = 0.9, 0.6
+# Share of wrong labels below which there seems to be no noise; and, with it, the largest probability that 19
+# of 20 examples stay below where the model may have learned the noise: then it is certain of nothing.
+NO_NOISE, CERTAIN = 0.01, 0.9
 # Tolerance for the sum of a row of probabilities: float16 has three digits.
 SUM_TOLERANCE = 5e-3
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LabelErrors:
     """Label errors of N examples with K classes, as NumPy arrays; made by :func:`find_label_errors`.
 
@@ -90,11 +94,14 @@ class LabelErrors:
         low, high = self.expected_wrong_interval
         count = int((~np.isnan(self.wrong_probability)).sum())
         return (
-            f"{self.expected_wrong:.0f} of {count} labels are probably wrong "
-            f"({self.expected_wrong / count:.1%}, 95 % interval {low:.0f} to {high:.0f}); "
-            f"{int(self.is_wrong.sum())} are more probably wrong than correct; sharpening "
+            f"about {self.expected_wrong:.0f} of {count} labels are wrong "
+            f"({self.expected_wrong / count:.1%}, 95% interval {low:.0f} to {high:.0f}); "
+            f"{int(self.is_wrong.sum())} are flagged, more probably wrong than correct; sharpening "
             f"{self.sharpening:.3g}"
         )
+
+    def __repr__(self) -> str:
+        return f"<LabelErrors: {self}>"  # the arrays would fill a screen
 
     def to_csv(
         self,
@@ -109,7 +116,8 @@ class LabelErrors:
         those of the result, or numbers. ``names``: what to call the examples, such as the paths of files, in
         a column ``path``; None: their numbers, in a column ``index``. One annotator only.
         """
-        if self.labels.ndim == 2:
+        labels, wrong = (x.reshape(len(self), -1) for x in (self.labels, self.wrong_probability))
+        if labels.shape[1] > 1:
             raise ValueError(
                 "to_csv writes one label for each example: with several annotators write the arrays "
                 "themselves, e.g. numpy.savetxt(file, errors.wrong_probability)"
@@ -120,11 +128,10 @@ class LabelErrors:
         examples = range(len(self)) if names is None else list(names)  # a Series has an index of its own
         if len(examples) != len(self):
             raise ValueError(f"there are {len(examples)} names for {len(self)} examples: name each once")
-        flagged = self.is_wrong
+        flagged = self.is_wrong.reshape(-1)
         for i in self.order.tolist():
-            wrong = self.wrong_probability[i]
-            score = "" if np.isnan(wrong) else f"{1 - wrong:.6f}"
-            given = "" if self.labels[i] == MISSING else called[self.labels[i]]
+            score = "" if np.isnan(wrong[i, 0]) else f"{1 - wrong[i, 0]:.6f}"
+            given = "" if labels[i, 0] == MISSING else called[labels[i, 0]]
             rows.append([examples[i], bool(flagged[i]), score, given, called[self.suggested[i]]])
         write_text(Path(path), csv_text(rows))
 
@@ -173,18 +180,20 @@ def find_label_errors(
     if sharpening is not None:
         check_positive("sharpening", sharpening)
     _warn_of_training_probs(given, log_probs)
-    errors = _find(given, log_probs, sharpening, estimate_from)
+    several = np.ndim(labels) == 2
+    errors = replace(_find(given, log_probs, several, sharpening, estimate_from), probs=probs)
     warn_of_poor_probs(
         errors, "check that the columns of probs are in the order of the class numbers, train longer", 3
     )
-    return replace(errors, probs=probs)
+    return errors
 
 
 def errors_of_folds(
     labels: Any, probs: Any, *, sharpening: float | None = None, estimate_from: Any = None
 ) -> LabelErrors:
     """:func:`find_label_errors` for ``probs`` that are known to be out of sample: without its warnings."""
-    return replace(_find(*_checked(labels, probs), sharpening, estimate_from), probs=probs)
+    several = np.ndim(labels) == 2
+    return replace(_find(*_checked(labels, probs), several, sharpening, estimate_from), probs=probs)
 
 
 def nll_of_given(labels: Any, probs: Any, sharpening: float | None = None) -> float:
@@ -210,7 +219,10 @@ def _fit(
     return fit_transition(sharpened(log_probs[which], chosen), given[which]), chosen, fits, rows
 
 
-def _find(given: Tensor, log_probs: Tensor, sharpening: float | None, estimate_from: Any) -> LabelErrors:
+def _find(
+    given: Tensor, log_probs: Tensor, several: bool, sharpening: float | None, estimate_from: Any
+) -> LabelErrors:
+    """Label errors of checked arrays; ``several``: whether the labels were (N, A), also with A = 1."""
     which = _checked_rows(estimate_from, given)
     fit, chosen, fits, rows = _fit(given, log_probs, which, sharpening)
     log_clean = sharpened(log_probs, chosen)
@@ -219,15 +231,15 @@ def _find(given: Tensor, log_probs: Tensor, sharpening: float | None, estimate_f
         losses = label_losses(log_clean, given, fit.transition)
         losses[which] = fit.loss
     clean, wrong = _posterior(log_clean, given, fit)
-    one, count = given.shape[1] == 1, int((given != MISSING).sum())
+    count = int((given != MISSING).sum())
     expected = float(wrong.nansum(dtype=torch.float64))
     low, high = _share_interval(log_probs[rows], given[rows], fits, (chosen, float(wrong[rows].nanmean())))
     return LabelErrors(
-        labels=given.squeeze(1).numpy() if one else given.numpy(),
-        wrong_probability=wrong.squeeze(1).numpy() if one else wrong.numpy(),
+        labels=given.numpy() if several else given.squeeze(1).numpy(),
+        wrong_probability=wrong.numpy() if several else wrong.squeeze(1).numpy(),
         suggested=clean.argmax(1).numpy(),
         clean_probs=clean.numpy(),
-        transition=(fit.transition[0] if one else fit.transition).numpy(),
+        transition=(fit.transition if several else fit.transition[0]).numpy(),
         expected_wrong=expected,
         expected_wrong_interval=(min(low * count, expected), max(high * count, expected)),
         sharpening=chosen,
@@ -292,10 +304,11 @@ def _checked(labels: Any, probs: Any) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"probs must be probabilities, not negative and with the sum one in each row; row {worst} has "
             f"the sum {float(total[worst]):.4g} and the least value {float(p[worst].min()):.4g}: give "
-            "probabilities and not logits, softmax(logits)"
+            "softmax(logits) of logits, and probs / probs.sum(1, keepdims=True) of percentages or of rounded "
+            "probabilities"
         )
     given = _checked_labels(_array("labels", labels), len(p), p.shape[1])
-    p = p.clamp_min(FLOOR)
+    p = p.clamp_min(min(FLOOR, FLOOR_SHARE / p.shape[1]))
     return given, (p / p.sum(1, keepdim=True)).log()
 
 
@@ -323,30 +336,32 @@ def _array(name: str, values: Any) -> Any:
 
 
 def _checked_labels(values: Any, count: int, num_classes: int) -> Tensor:
+    several = values.ndim == 2
+    is_number = values.dtype.kind in "iuf"
+    one_hot = several and is_number and np.isin(values, (0, 1)).all() and bool((values.sum(-1) == 1).all())
+    if one_hot and values.shape[1] == num_classes:
+        raise ValueError(
+            f"labels of shape {values.shape} with a single 1 in each row look one-hot, and not like those of "
+            f"{num_classes} annotators: give class numbers, labels.argmax(1)"
+        )
     if values.dtype.kind == "f":
         gaps = "where an annotator gave none, numpy.nan_to_num(labels, nan=-1).astype(int)"
-        if values.ndim == 1:
-            gaps = "examples without a label (NaN) are left out, with their probs"
+        if not several:
+            gaps = "leave out examples without a label (NaN), and their probs"
         raise TypeError(
             f"labels must be class numbers 0 … {num_classes - 1}, got {values.dtype}: labels.astype(int); "
             f"{gaps}"
         )
     if values.dtype.kind not in "iu":
         raise TypeError(
-            f"labels must be class numbers 0 … {num_classes - 1}, got {values.dtype}: of names "
-            "class_names, labels = numpy.unique(labels, return_inverse=True)"
+            f"labels must be class numbers 0 … {num_classes - 1}, the columns of probs, got {values.dtype}: "
+            "numbers as labels.astype(int); names as numpy.searchsorted(names, labels), with the names of "
+            "all columns in their alphabetical order, such as classes_ of a scikit-learn model"
         )
     if values.ndim not in (1, 2) or len(values) != count or values.size == 0:
         raise ValueError(
             f"labels have shape {values.shape} where ({count},) was expected, or ({count}, A) for A "
             "annotators: one row for each row of probs"
-        )
-    several = values.ndim == 2
-    one_hot = np.isin(values, (0, 1)).all() and bool((values.sum(-1) == 1).all())
-    if several and values.shape[1] == num_classes and one_hot:
-        raise ValueError(
-            f"labels of shape {values.shape} with a single 1 in each row look one-hot, and not like those of "
-            f"{num_classes} annotators: give class numbers, labels.argmax(1)"
         )
     # A copy: whoever corrects the labels in place still has those that were given in the result.
     given = torch.from_numpy(np.array(values, dtype=np.int64)).reshape(count, -1)
@@ -376,10 +391,22 @@ def warn_of_poor_probs(errors: LabelErrors, advice: str, stacklevel: int) -> Non
         entropy -= float(np.log(shares[given[there]]).sum()) / len(losses)
     hardly_learned = nll > HARDLY_LEARNED * entropy and count >= FEWEST_FOR_WARNING
     if hardly_learned or errors.expected_wrong > MOST_WRONG * count:
+        what = "hardly predict the labels" if nll > HARDLY_LEARNED * entropy else "contradict the labels"
         warnings.warn(
-            f"the probabilities hardly predict the labels: {errors.expected_wrong / count:.0%} of these seem "
+            f"the probabilities {what}: {errors.expected_wrong / count:.0%} of these seem "
             f"wrong, and the NLL of an example is {nll:.3f} where the frequencies of the classes have "
             f"{entropy:.3f}. What is found means little: {advice}, or take more examples",
+            stacklevel=stacklevel,
+        )
+        return
+    highest = np.quantile(_array("probs", errors.probs).max(1), 0.95)
+    no_noise = errors.expected_wrong_interval[1] < NO_NOISE * count and count >= FEWEST_FOR_WARNING
+    if no_noise and highest < CERTAIN:
+        warnings.warn(
+            f"no label seems wrong, but the probabilities are nowhere certain ({highest:.2f} at most in 19 "
+            "of 20 examples): where a model predicts wrong labels along with the correct ones, none is "
+            "found. Correct labels in rounds, which may find them: hetsngp.correct_labels, "
+            "HetSNGPClassifier(label_noise='correct'), or hetsngp.labels.correct_in_rounds for other models",
             stacklevel=stacklevel,
         )
 
@@ -387,6 +414,12 @@ def warn_of_poor_probs(errors: LabelErrors, advice: str, stacklevel: int) -> Non
 def _warn_of_training_probs(given: Tensor, log_probs: Tensor) -> None:
     known = given != MISSING
     agree = (log_probs.argmax(1, keepdim=True) == given)[known].double()
+    if len(agree) >= FEWEST_FOR_WARNING and bool((log_probs.max(1).values > -2e-4).all()):
+        warnings.warn(
+            "each row of probs has a single 1, as predicted classes have: they rank no label above another. "
+            "Give probabilities, such as those of predict_proba",
+            stacklevel=3,
+        )
     if len(agree) >= FEWEST_FOR_WARNING and float(agree.mean()) >= LOOKS_TRAINED:
         warnings.warn(
             f"{float(agree.mean()):.1%} of the labels are the most probable class of probs, as where a model "

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from hetsngp.labels.transition import TransitionFit, fit_transition
 
-# Sharpenings tried, 2^(i/2): downhill from one, i from −4 to 10.
+# Sharpenings 2^(i/2), i from −4 to 10: every second one is tried, then those around the best.
 LEAST, MOST = -4, 10
 # Examples × classes that the sharpening is chosen by; more are drawn from at random.
 SEARCH_CELLS = 2**22
@@ -42,24 +43,21 @@ def choose_sharpening(log_probs: Tensor, given: Tensor) -> tuple[float, dict[flo
     """
     fits: dict[int, TransitionFit] = {}
 
-    def loss(power: int) -> Tensor:
-        if power not in fits:
-            fits[power] = fit_transition(sharpened(log_probs, _power(power)), given)
-        return fits[power].loss
+    def fit(powers: Iterable[int]) -> None:
+        for power in powers:
+            if power not in fits and LEAST <= power <= MOST:
+                fits[power] = fit_transition(sharpened(log_probs, _power(power)), given)
 
-    best = 0
-    for direction in (1, -1):
-        power = best + direction
-        while LEAST <= power <= MOST:
-            difference = loss(power) - loss(best)
-            if float(difference.mean()) < 0:
-                best = power
-            elif float(difference.mean()) > MEASURABLE * standard_error(difference):
-                break
-            power += direction
-
-    worse = {power: fit.loss - fits[best].loss for power, fit in fits.items()}
-    as_good = {power for power, d in worse.items() if float(d.mean()) <= MEASURABLE * standard_error(d)}
+    # The loss may have two minima: no noise with probs as they are, and noise with sharp ones.
+    fit(range(LEAST, MOST + 1, 2))
+    while True:
+        best = min(fits, key=lambda power: float(fits[power].loss.mean()))
+        worse = {power: each.loss - fits[best].loss for power, each in fits.items()}
+        as_good = {power for power, d in worse.items() if float(d.mean()) <= MEASURABLE * standard_error(d)}
+        before = len(fits)
+        fit(power + step for power in as_good for step in (-1, 1))
+        if len(fits) == before:
+            break
     chosen = best + 1 if best + 1 in as_good else best
     return _power(chosen), {_power(power): fits[power] for power in as_good}
 

@@ -172,6 +172,32 @@ def test_folds_where_leave_one_out_would_take_longer(monkeypatch: pytest.MonkeyP
     assert found.how == "5 folds (leave-one-out would take longer)"
 
 
+def test_the_gradients_of_label_noise_count_as_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(label_noise, "MOST_OPERATIONS", 9 * len(X) * label_noise.NOISE_OPERATIONS)
+    how = [out_of_sample_probs(toy.frozen(m), DATA, **FITTED).how for m in ("sngp", "hetsngp")]
+    assert how == ["leave-one-out", "5 folds (leave-one-out would take longer)"]
+
+
+def test_folds_where_leave_one_out_is_too_optimistic() -> None:
+    """Labels of fifty classes, a fifth of them wrong: a large amplitude memorises these, and leave-one-out
+    then predicts them better than any model that was not trained on them.
+    """
+    rng = np.random.default_rng(0)
+    centres, true = rng.normal(size=(50, 8)), np.repeat(np.arange(50), 30)
+    x = torch.from_numpy(centres[true] + 0.35 * rng.normal(size=(1500, 8))).float()
+    given = draw(alike(50, 0.2)[true], rng)
+    model = hetsngp.convert(torch.nn.Linear(8, 50), "sngp", x[:2], freeze=True, normalization="rms")
+    features, options = FeatureSet(x, torch.from_numpy(given)), {"random_features": 128}
+    found = out_of_sample_probs(model, features, **options)
+    assert found.how == "5 folds (leave-one-out would be too optimistic)"
+    errors = hetsngp.find_label_errors(given, found.probs)
+    low, high = errors.expected_wrong_interval
+    assert low <= (given != true).sum() <= high
+    assert (errors.is_wrong == (given != true)).mean() > 0.95
+    small = out_of_sample_probs(model, features, amplitude=1.0, **options)
+    assert small.how == "leave-one-out"
+
+
 def test_in_folds_an_example_is_predicted_by_models_of_the_others() -> None:
     """Another label changes the predictions of others, and not its own but by the common temperature."""
     given = GIVEN.clone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,21 @@ def test_labels_of_several_annotators_are_added() -> None:
         for given in row[row >= 0]:
             expected[:, given] += clean
     np.testing.assert_allclose(class_confusions(errors).counts, expected, rtol=1e-6)
+
+
+def test_examples_of_which_nothing_is_known_do_not_count() -> None:
+    """Examples of weight zero have a label and NaN for its probability, as the estimator says them."""
+    data = noisy(0, 80, pairs(3, 0.3))
+    errors = find_label_errors(data.given, data.probs)
+    wrong = errors.wrong_probability.copy()
+    wrong[:50] = np.nan
+    counts = class_confusions(replace(errors, wrong_probability=wrong)).counts
+    assert counts.sum() == pytest.approx(30, rel=1e-5)
+
+
+def test_confusions_are_of_label_errors() -> None:
+    with pytest.raises(TypeError, match="find_label_errors"):
+        class_confusions(np.zeros((4, 2)))  # type: ignore[arg-type]
 
 
 def test_rates_and_pairs_of_a_table_by_hand() -> None:
