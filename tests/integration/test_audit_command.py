@@ -149,7 +149,8 @@ def test_other_settings_use_the_features_again(home: Path, copy: Path) -> None:
     assert done.exit_code == 0, done.output
     assert parts == {file: file.stat().st_mtime_ns for file in copy.rglob("features/*/*")}
     assert not (copy / "review.html").exists()
-    assert "review.html" not in done.output
+    assert done.output.count("review.html") == 1
+    assert "review.html, of an earlier audit, will be removed" in done.output
     assert len(content_of(copy)["rounds"]) == 1
 
 
@@ -168,7 +169,12 @@ def test_choices_are_applied_and_trained_on(home: Path, copy: Path, tmp_path: Pa
     photos, before = home / "photos", snapshot(home / "photos")
     done = invoke("audit", photos, "--apply", tmp_path / "choices.csv", "--out", copy)
     assert done.exit_code == 0, done.output
-    assert "3 choices: 1 kept, 1 changed, 1 dropped" in done.output
+    assert f"3 choices in {tmp_path / 'choices.csv'}: 1 kept, 1 changed, 1 dropped" in done.output
+    assert f"{copy / 'corrected_labels.csv'} has 3 choices now" in done.output
+    (tmp_path / "none.csv").write_text("path,given_label,decision,new_label\n")
+    done = invoke("audit", photos, "--apply", tmp_path / "none.csv", "--out", copy)
+    assert "it has a heading alone, and takes nothing back" in done.output
+    assert "has 3 choices now" in done.output
     labels = read_labels(copy)
     row = {name: number for number, name in enumerate(labels.names)}
     assert labels.targets[row[chosen[0]]].max() == 1
@@ -178,6 +184,7 @@ def test_choices_are_applied_and_trained_on(home: Path, copy: Path, tmp_path: Pa
     run = tmp_path / "run"
     done = invoke("train", home / "small.toml", "--set", f"labels={copy}", "--out", run)
     assert done.exit_code == 0, done.output
+    assert "held-out by the corrected labels: accuracy" in done.output
     summary = finished(run)
     assert summary is not None
     changed = int((labels.changed & labels.is_kept).sum())
@@ -424,6 +431,8 @@ def test_mistakes_are_named_with_what_to_do(
     cases: list[tuple[list[Any], str]] = [
         (["phots"], "there is no data set, folder, .npz file or recipe 'phots'"),
         (["cifr10"], "did you mean 'cifar10'?"),
+        ([home / "phots"], f"did you mean '{photos}'?"),
+        ([next((photos / "one").iterdir())], "is a file: give the folder that has one folder for each class"),
         ([photos, "--set", "seed=1"], "--set changes a recipe"),
         ([photos, "--folds", COUNT + 1], f"{COUNT} images cannot be divided into {COUNT + 1} folds"),
         ([photos, "--folds", 1], "--folds"),
@@ -521,6 +530,23 @@ def test_an_audit_without_its_sheet_is_made_again(home: Path, copy: Path) -> Non
     done = invoke(*words)
     assert done.exit_code == 0, done.output
     assert (copy / "suspicious.png").read_bytes() == sheet
+
+
+def test_copies_with_other_labels_are_named(home: Path, copy: Path, tmp_path: Path) -> None:
+    photos = Path(shutil.copytree(home / "photos", tmp_path / "photos"))
+    first = min((photos / "zero").iterdir())
+    shutil.copy(first, photos / "one" / "again.png")
+    shutil.copy(first, photos / "zero" / "same.png")  # with the same label
+    shutil.copytree(copy / "features", tmp_path / "out" / "features")
+    done = invoke("audit", photos, "--out", tmp_path / "out", "--rounds", 1, *frozen(home))
+    assert done.exit_code == 0, done.output
+    names = ["one/again.png", f"zero/{first.name}", "zero/same.png"]
+    assert content_of(tmp_path / "out")["copies_with_other_labels"] == [names]
+    sentence = (
+        f"1 example is there more than once with different labels, at most one of them correct: {names[0]}"
+    )
+    assert sentence in done.output
+    assert sentence in (tmp_path / "out" / "review.html").read_text()
 
 
 def test_files_that_are_no_images_are_all_named(home: Path, tmp_path: Path) -> None:

@@ -291,11 +291,22 @@ def test_what_was_decided_and_undone_is_said(
     assert status.inner_text() == f"Undone: {first} and 1 more."
 
 
-def test_after_a_class_was_chosen_with_the_mouse_keys_go_to_the_card(
+def test_after_a_choice_with_the_mouse_keys_go_to_the_next_card(
     open_page: Callable[..., Any], page_file: Path
 ) -> None:
+    """So that no key changes what was just decided. A button that a key pressed keeps the focus."""
     page = open_page(page_file)
     card = page.locator(".card")
+    card.nth(4).get_by_role("button", name="Keep").click()
+    assert focused(page) == 5
+    page.keyboard.press("d")
+    assert card.locator(".decision").all_inner_texts()[4:7] == ["✓ kept", "✕ dropped", ""]
+    card.nth(7).get_by_role("button", name="Drop").focus()
+    page.keyboard.press("Enter")
+    assert focused(page) == -1
+    last = card.nth(PER_PAGE - 1)
+    last.get_by_role("button", name="Drop").click()
+    assert focused(page) == PER_PAGE - 1  # the next one is on another page
     for place, by_mouse in ((1, True), (2, False)):
         other = card.nth(place).get_by_role("combobox")
         other.focus()
@@ -304,7 +315,9 @@ def test_after_a_class_was_chosen_with_the_mouse_keys_go_to_the_card(
         else:
             page.keyboard.press("Shift")
         other.select_option(index=2)
-        assert focused(page) == (place if by_mouse else -1)
+        assert focused(page) == (place + 1 if by_mouse else -1)
+    page.keyboard.press("Escape")
+    assert focused(page) == 2
 
 
 def test_the_first_card_is_selected_without_a_click(open_page: Callable[..., Any], page_file: Path) -> None:
@@ -518,9 +531,19 @@ def test_filters_sorting_and_search(
     pair = page.locator(".pairs button").first
     given, suggested = (int(pair.get_attribute(f"data-{name}")) for name in ("given", "suggested"))
     pair.click()
-    check([i for i in listed if (errors.labels[i], errors.suggested[i]) == (given, suggested)])
-    page.locator('.map .cell[data-given="0"][data-suggested="3"]').click()
-    check([i for i in listed if (errors.labels[i], errors.suggested[i]) == (0, 3)])
+    check([i for i in shown if (errors.labels[i], errors.suggested[i]) == (given, suggested)])
+    name, number = CLASSES[given], sum(errors.labels[i] == given for i in shown)
+    assert page.locator("#given option:checked").inner_text() == f"{name} ({number})"
+    unflagged = next(
+        pair
+        for pair in ((given, true) for given in range(4) for true in range(4) if given != true)
+        if not any((errors.labels[i], errors.suggested[i]) == pair for i in shown)
+    )
+    page.locator(f'.map .cell[data-given="{unflagged[0]}"][data-suggested="{unflagged[1]}"]').click()
+    check([i for i in listed if (errors.labels[i], errors.suggested[i]) == unflagged])
+    assert page.locator("#which").input_value() == "all"
+    choose("which", "flagged")
+    assert page.locator("#suggested option:checked").inner_text().startswith(CLASSES[unflagged[1]])
 
 
 @pytest.mark.slow

@@ -47,7 +47,9 @@ KEYS = {
 }
 """Some keys of ``audit.json``, without which it cannot be read."""
 MOST_LISTED = 5
-"""Classes, and pairs of classes, in the printed summary."""
+"""Classes in the printed summary, and examples in a sentence."""
+FEWEST_OF_CLASS = 10
+"""Examples of a class, on average, below which the numbers of an audit mean little."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +68,8 @@ class AuditedData:
     examples: Examples
     fingerprint: Fingerprint | None = None
     """By which the same data are recognised."""
+    copies: Any = None
+    """Number of the first example with the same content, for each: (N,). None: every example is another."""
 
     def __post_init__(self) -> None:
         for name in self.class_names:
@@ -113,6 +117,7 @@ def write_audit(
     given = torch.as_tensor(np.asarray(data.given)).long()
     numbers = _numbers(data, found)
     LabelFile(data.names, names, given, targets, fingerprint=data.fingerprint).write(folder)
+    contradicting = contradicting_copies(data)
     by_path = data.names if data.key == "path" else None
     errors.to_csv(folder / LABEL_ERRORS, class_names=names, names=by_path)
     confusions = class_confusions(errors, names)
@@ -123,7 +128,8 @@ def write_audit(
         draw_suspicious(folder / SHEET, errors, data.examples, **shown)
     if page:
         title = f"Labels of {data.name}"
-        notes = [*filter(None, [_hardly_learned(numbers)]), HARD_EXAMPLES, *notes]
+        told = [_hardly_learned(numbers), _few(numbers), _contradiction(contradicting)]
+        notes = [*filter(None, told), HARD_EXAMPLES, *notes]
         write_page(
             folder / PAGE, errors, data.examples, key=data.key, title=title, notes=notes, most=most, **shown
         )
@@ -134,6 +140,7 @@ def write_audit(
         "version": VERSION,
         **about,
         **numbers,
+        "copies_with_other_labels": contradicting,
         "fingerprint": data.fingerprint,
         "seconds": {
             **about.get("seconds", {}),
@@ -144,6 +151,17 @@ def write_audit(
     content = with_checksum(json.loads(json.dumps(content)))
     write_json(folder / AUDIT, content)
     return content
+
+
+def contradicting_copies(data: AuditedData) -> list[list[str]]:
+    """Names of examples with the same content and several labels, of which all but one must be wrong."""
+    if data.copies is None:
+        return []
+    groups: dict[int, list[int]] = {}
+    for row, first in enumerate(np.asarray(data.copies).tolist()):
+        groups.setdefault(first, []).append(row)
+    several = [rows for rows in groups.values() if len({int(data.given[row]) for row in rows}) > 1]
+    return [[data.names[row] for row in rows] for rows in several]
 
 
 def read_audit(folder: Path) -> dict[str, Any] | None:
@@ -283,6 +301,30 @@ def _hardly_learned(numbers: Mapping[str, Any]) -> str | None:
     )
 
 
+def _few(numbers: Mapping[str, Any]) -> str | None:
+    """Sentence for data that are too few to compare labels."""
+    classes = sum(each["examples"] > 0 for each in numbers["classes"])
+    if numbers["examples"] >= FEWEST_OF_CLASS * classes:
+        return None
+    return (
+        f"There are {numbers['examples']} examples of {classes} classes: with fewer than some tens of each "
+        "class these numbers mean little."
+    )
+
+
+def _contradiction(copies: Sequence[Sequence[str]]) -> str | None:
+    """Sentence for copies of which at least one has a wrong label."""
+    if not copies:
+        return None
+    shown = "; ".join(" and ".join(map(printable, names[:MOST_LISTED])) for names in copies[:MOST_LISTED])
+    more = f"; {AUDIT} names all" if len(copies) > MOST_LISTED else ""
+    examples = "example is there" if len(copies) == 1 else "examples are there"
+    return (
+        f"{len(copies)} {examples} more than once with different labels, at most one of them correct: "
+        f"{shown}{more}."
+    )
+
+
 def _confusions_csv(confusions: ClassConfusions) -> str:
     pairs = [[p.true, p.given, f"{p.examples:.2f}", f"{p.share:.6f}"] for p in confusions.pairs]
     return csv_text([["true", "given", "labels", "share"], *pairs])
@@ -293,8 +335,9 @@ def summary(folder: Path, content: Mapping[str, Any]) -> str:
     count, (low, high) = content["examples"], content["expected_wrong_interval"]
     expected = content["expected_wrong"]
     lines = [
-        f"{expected:.0f} of {count} labels are probably wrong ({expected / count:.1%}, 95 % interval "
-        f"{low:.0f} to {high:.0f}); {content['flagged']} are more probably wrong than correct",
+        f"about {expected:.0f} of {count} labels are wrong ({expected / count:.1%}, 95% interval "
+        f"{low:.0f} to {high:.0f}); {content['flagged']} are flagged, more probably wrong than correct",
+        HARD_EXAMPLES,
     ]
     classes = sorted(content["classes"], key=lambda each: -each["expected_wrong"])[:MOST_LISTED]
     each = [
@@ -306,10 +349,11 @@ def summary(folder: Path, content: Mapping[str, Any]) -> str:
         lines.append(f"most of them in: {', '.join(each)}")
     losses = ", ".join(f"{loss:.4f}" for loss in content["losses"])
     lines.append(f"round {content['round']} is used; NLL of given labels after each round: {losses}")
-    if (weak := _hardly_learned(content)) is not None:
-        lines.append(weak)
-    there = [name for name in (PAGE, LABEL_ERRORS, SHEET, CONFUSION_MAP, LABELS) if (folder / name).is_file()]
-    lines.append(f"wrote into {folder}{os.sep}: {', '.join(there)}")
+    copies = _contradiction(content.get("copies_with_other_labels", ()))
+    lines += filter(None, (_hardly_learned(content), _few(content), copies))
+    files = (PAGE, LABEL_ERRORS, SHEET, CONFUSIONS, CONFUSION_MAP, LABELS, CORRECTED, AUDIT)
+    there = [name for name in files if (folder / name).is_file()]
+    lines.append(f"in {folder}{os.sep}: {', '.join(there)}")
     return "\n".join(lines)
 
 

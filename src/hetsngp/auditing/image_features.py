@@ -11,7 +11,7 @@ import hashlib
 import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -40,25 +40,26 @@ def image_features(
     network: PretrainedNetwork,
     folder: Path,
     *,
+    keys: Sequence[bytes] | None = None,
     batch_size: int = 64,
     show: bool = False,
 ) -> Tensor:
     """Features (N, D) of all images; those that ``folder`` has are read, the others are written there.
 
-    The caller holds the lock of ``folder``, or of one that contains it.
+    ``keys``: of :func:`~hetsngp.data.images.copies.content_keys`, where they are known. The caller holds the
+    lock of ``folder``, or of one that contains it.
 
     Images that cannot be read are an error, which comes after the features of all others have been written.
     """
     folder = folder / network.identity()[:16]
     remove_leftovers(folder)
-    parts = math.ceil(len(images) / PART_OF_KEYS)
-    with ExampleProgress("reading", parts, show, unit="images") as shown:
-        keys = content_keys(images, shown.add)
+    keys = shown_keys(images, show) if keys is None else keys
     known = _read_parts(folder)
     missing = {key: row for row, key in enumerate(keys) if key not in known}  # copies are run once
     rows = list(missing.values())
     broken: set[bytes] = set()
-    title = f"features by {network.name}"
+    kept = f", {len(set(keys) & known.keys())} are there" if known else ""
+    title = f"features by {network.name}{kept}"
     with ExampleProgress(title, len(rows) or None, show and bool(rows), unit="images") as shown:
         for begin in range(0, len(rows), PART):
             pixels, errors = _decode(images, rows[begin : begin + PART], network.size)
@@ -87,6 +88,13 @@ def image_features(
             "command again: the features of the others are kept"
         )
     return torch.stack([known[key] for key in keys])
+
+
+def shown_keys(images: ImageArrays | ImageFiles, show: bool) -> list[bytes]:
+    """:func:`~hetsngp.data.images.copies.content_keys` with progress."""
+    parts = math.ceil(len(images) / PART_OF_KEYS)
+    with ExampleProgress("reading", parts, show, unit="images") as shown:
+        return content_keys(images, shown.add)
 
 
 def _decode(images: ImageArrays | ImageFiles, rows: list[int], size: int) -> tuple[Tensor, dict[int, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,13 +44,14 @@ class RecipeFolds:
         engine: Engine,
         *,
         folds: int,
+        keys: Sequence[bytes] | None = None,
         batch_size: int = 64,
         show: bool | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.recipe, self.images, self.names, self.folder, self.engine = recipe, images, names, folder, engine
         self.batch_size, self.show, self.say = batch_size, show, say
-        self.rows = image_folds(images, folds, recipe.config.seed)
+        self.rows = image_folds(images, folds, recipe.config.seed, keys)
         self.round = 0
 
     def __call__(self, targets: Any, trained: Any, score: Score) -> Any:

@@ -26,7 +26,7 @@ from hetsngp.auditing.audit import (
 )
 from hetsngp.auditing.choices import read_choices, write_corrected
 from hetsngp.auditing.examples import ImageExamples
-from hetsngp.auditing.image_features import image_features
+from hetsngp.auditing.image_features import image_features, shown_keys
 from hetsngp.auditing.pretrained import pretrained_network
 from hetsngp.auditing.recipe_folds import RecipeFolds
 from hetsngp.choices import MethodName
@@ -34,8 +34,9 @@ from hetsngp.conversion.conversion import convert
 from hetsngp.data.datasets.registry import DATASETS
 from hetsngp.data.fingerprint import fingerprint_data
 from hetsngp.data.images.arrays import ImageArrays
+from hetsngp.data.images.copies import first_copies
 from hetsngp.data.images.files import ImageFiles
-from hetsngp.data.label_files import class_folder, example_names
+from hetsngp.data.label_files import class_folder, example_names, read_lines
 from hetsngp.data.sources import HELD_OUT, open_set
 from hetsngp.files import remove_leftovers, sha256_of
 from hetsngp.fitting.progress import at_a_terminal
@@ -119,7 +120,7 @@ class AuditSource:
             found = read_recipe(source, changes)
             return AuditSource(source, found.task.data, found)
         if not is_data:
-            close = difflib.get_close_matches(source, [*DATASETS, *recipe_names()], n=1)
+            close = difflib.get_close_matches(source, [*DATASETS, *recipe_names(), *_beside(source)], n=1)
             raise ValueError(
                 f"there is no data set, folder, .npz file or recipe {source!r}: "
                 + (f"did you mean {close[0]!r}? " if close else "")
@@ -128,6 +129,11 @@ class AuditSource:
         if changes:
             more = f", or audit the recipe {source}, --recipe" if source in recipe_names() else ""
             raise ValueError(f"--set changes a recipe, and {source} is data: leave out --set{more}")
+        if not is_name and Path(source).is_file() and Path(source).suffix != ".npz":
+            raise ValueError(
+                f"{source} is a file: give the folder that has one folder for each class, a .npz file, or a "
+                "recipe in TOML"
+            )
         return AuditSource(source, source)
 
     @property
@@ -226,15 +232,26 @@ def run_audit(
                 return before
         else:
             check_choices(folder, data)
+        if not settings.page and (folder / PAGE).is_file():
+            say(f"{PAGE}, of an earlier audit, will be removed")
+        keys = shown_keys(images, at_a_terminal() if show is None else show)
+        data = replace(data, copies=first_copies(keys))
         log = RoundLog(say)
         if source.recipe is None:
-            found, how = _by_network(images, folder, settings, log, say, show)
+            found, how = _by_network(images, keys, folder, settings, log, say, show)
         else:
-            found, how = _by_recipe(source.recipe, images, data, folder, settings, log, say, show)
+            found, how = _by_recipe(source.recipe, images, keys, data, folder, settings, log, say, show)
         notes = [f"How: {how['how']}; round {found.round} of {len(found.losses)} is used."]
         notes.append(f"To apply the choices: {source.command(folder)}")
         shown: dict[str, Any] = {"notes": notes, "most": settings.most, "page": settings.page}
         return write_audit(folder, data, found, {**about, **how, "rounds": log.rounds}, **shown)
+
+
+def _beside(path: str) -> list[str]:
+    """Folders beside where ``path`` would be, as the user would write them."""
+    parent = Path(path).expanduser().parent
+    folders = [each.name for each in parent.iterdir() if each.is_dir()] if parent.is_dir() else []
+    return [str(Path(path).parent / name) for name in folders]
 
 
 def _check_folder(images: ImageArrays | ImageFiles, folder: Path) -> None:
@@ -266,6 +283,7 @@ def _check_recipe(recipe: Recipe, source: str, settings: AuditSettings) -> None:
 
 def _by_network(
     images: ImageArrays | ImageFiles,
+    keys: Sequence[bytes],
     folder: Path,
     settings: AuditSettings,
     log: RoundLog,
@@ -285,7 +303,9 @@ def _by_network(
     )
     say(f"features of {len(images)} images by {network.name} at {network.size} pixels")
     visible = at_a_terminal() if show is None else show
-    h = image_features(images, network, folder / FEATURES, batch_size=settings.batch_size, show=visible)
+    h = image_features(
+        images, network, folder / FEATURES, keys=keys, batch_size=settings.batch_size, show=visible
+    )
     spent = time.perf_counter() - began
     say("label errors of the features" if settings.rounds == 1 else "rounds of correction on the features")
     log.begin()
@@ -304,6 +324,7 @@ def _by_network(
 def _by_recipe(
     recipe: Recipe,
     images: ImageArrays | ImageFiles,
+    keys: Sequence[bytes],
     data: AuditedData,
     folder: Path,
     settings: AuditSettings,
@@ -327,6 +348,7 @@ def _by_recipe(
         folder / FOLD_RUNS,
         Engine(chosen.hardware),
         folds=folds,
+        keys=keys,
         batch_size=settings.batch_size,
         show=show,
         say=say,
@@ -369,8 +391,11 @@ def apply_choices(source: AuditSource, folder: Path, choices: Path) -> str:
     dropped = sum(choice.new_label is None for choice in found.values())
     kept = sum(choice.new_label == choice.given_label for choice in found.values())
     file = write_corrected(folder, found)
+    in_all = sum(line.is_choice for line in read_lines(file))
+    none = ": it has a heading alone, and takes nothing back" if not found else ""
     return (
-        f"{len(found)} choices: {kept} kept, {len(found) - kept - dropped} changed, {dropped} dropped\n"
-        f"wrote {file}; the data are unchanged\n"
+        f"{len(found)} choices in {choices}{none}: {kept} kept, {len(found) - kept - dropped} changed, "
+        f"{dropped} dropped\n"
+        f"{file} has {in_all} choices now; the data are unchanged\n"
         f"next:\n  {source.train_command(folder, before)}"
     )

@@ -30,7 +30,8 @@ def draw_suspicious(
     names: Sequence[str],
 ) -> None:
     """Write a PNG file with the 64 images whose labels are most probably wrong: given → suggested class, and
-    the probability that the given label is wrong. A class with a question mark is the most probable one but
+    the probability that the given label is wrong. Where no other class is suggested the given one stands
+    alone. A class with a question mark is the most probable one but
     for the given label, which is more probable still.
     """
     if examples.kind != "image":
@@ -44,7 +45,9 @@ def draw_suspicious(
         except (OSError, ValueError):  # removed since: an empty cell, as on the page
             pixels = torch.full((3, 1, 1), 224, dtype=torch.uint8)
         mark = " ?" if others[i] != errors.suggested[i] else ""
-        change = [class_names[errors.labels[i]], f"→ {class_names[others[i]]}{mark}"]
+        change = [class_names[errors.labels[i]]]
+        if others[i] != errors.labels[i]:
+            change.append(f"→ {class_names[others[i]]}{mark}")
         wrong = f"P(wrong) {_probability(errors.wrong_probability[i])}"
         name = _end(printable(names[i]))
         cells.append(SheetCell(pixels, name, [*change, wrong], WRONG if errors.is_wrong[i] else OTHER))

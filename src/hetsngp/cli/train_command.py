@@ -76,7 +76,8 @@ def _train(recipe: Any, folder: Path, note: str | None, **checkpoints: Any) -> N
     print(summary["posterior"])
     for part in ("held_out", "test"):
         if summary[part] is not None:
-            print(_measured(part.replace("_", "-"), **summary[part]))
+            by = " by the corrected labels" if part == "held_out" and "labels" in summary else ""
+            print(_measured(part.replace("_", "-") + by, **summary[part]))
     if summary["no_test"]:
         print(f"not tested: {summary['no_test']}")
     print(_verdicts(**summary["thresholds"]))

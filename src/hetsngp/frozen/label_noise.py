@@ -306,8 +306,10 @@ class _FrozenCrossFit:
             return False
         rest = torch.tensor(trained)
         rest[rows] = False
-        chosen = {"amplitude": self.amplitude} if self.choose_amplitude else {}
-        view, x = self._precomputed(replace(self.options, **chosen))
+        options = self.options
+        if self.choose_amplitude:
+            options = replace(options, amplitude=self.amplitude)
+        view, x = self._precomputed(options)
         y, weight = torch.as_tensor(targets).to(x.device), torch.as_tensor(self.table.weight).to(x)
         self._fit(view, x[rest], y[rest], weight[rest])
         held_out = HeldOut(x[rows], y[rows], weight[rows])

@@ -304,9 +304,17 @@ def _from_timm(task: ImageTask, num_classes: int, shape: tuple[int, int, int]) -
     given: dict[str, Any] = {}
     if config is not None and config.fixed_input_size and tuple(config.input_size[1:]) != shape[1:]:
         given["img_size"] = shape[1:]  # transformers have one embedding for each position
-    network: nn.Module = timm.create_model(
-        task.network, pretrained=task.pretrained, in_chans=shape[0], num_classes=num_classes, **given
-    )
+    given |= {"in_chans": shape[0], "num_classes": num_classes}
+    try:
+        network: nn.Module = timm.create_model(task.network, pretrained=task.pretrained, **given)
+    except Exception as error:  # of timm, its hub, or the network, of many types
+        if not task.pretrained:
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise RuntimeError(
+            f"no pretrained {task.network}: its weights cannot be fetched ({reason}). timm fetches them "
+            "once, which needs a network connection; without one train from scratch, --set pretrained=false"
+        ) from error
     return network
 
 

@@ -266,3 +266,16 @@ def test_pairs_of_hardly_any_label_are_not_listed(tmp_path: Path) -> None:
         "good,neutral,2.00,0.400000",
         '"bad, awful",good,0.20,0.038095',
     ]
+
+
+def test_few_examples_are_said_to_mean_little(tmp_path: Path) -> None:
+    few = "There are 120 examples of 3 classes"
+    data, found = make_texts()
+    assert few not in summary(tmp_path, write_audit(tmp_path, data, found, {}))
+    names = tuple(f"class {k}" for k in range(13))
+    given = np.arange(COUNT) % 13
+    probs = np.full((COUNT, 13), 0.02) + 0.74 * np.eye(13)[given]
+    data = replace(data, given=given, class_names=names)
+    content = write_audit(tmp_path, data, Correction(find_label_errors(given, probs), 1, (0.5,)), {})
+    assert few.replace("3", "13") in summary(tmp_path, content)
+    assert few.replace("3", "13") in (tmp_path / "review.html").read_text()

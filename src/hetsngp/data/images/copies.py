@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -40,14 +40,22 @@ def content_keys(
     return keys
 
 
-def image_folds(images: ImageArrays | ImageFiles, folds: int, seed: int = 0) -> list[Tensor]:
+def first_copies(keys: Sequence[bytes]) -> Tensor:
+    """Number of the first image with the same content, for each of the images with these ``keys``: (N,)."""
+    first: dict[bytes, int] = {}
+    return torch.tensor([first.setdefault(key, row) for row, key in enumerate(keys)])
+
+
+def image_folds(
+    images: ImageArrays | ImageFiles, folds: int, seed: int = 0, keys: Sequence[bytes] | None = None
+) -> list[Tensor]:
     """Indices of each of ``folds`` parts of the images, by :func:`~hetsngp.data.images.arrays.fold_rows`.
 
     Copies of an image are in one part, whatever their labels, so that no part has an image of another one.
+    ``keys``: of :func:`content_keys`, where they are known.
     """
-    first: dict[bytes, int] = {}
-    of_copy = torch.tensor([first.setdefault(key, row) for row, key in enumerate(content_keys(images))])
-    rows = torch.tensor(list(first.values()))
+    of_copy = first_copies(content_keys(images) if keys is None else keys)
+    rows = of_copy.unique()
     if len(rows) < folds:
         raise ValueError(
             f"{len(rows)} different images cannot be divided into {folds} folds: choose fewer folds"
