@@ -4,7 +4,8 @@
     python experiments/label_noise/study.py probs --out out/label_noise
     python experiments/label_noise/detect.py --out out/label_noise
 
-Reads the probabilities that study.py wrote and writes ``detect.json``. True labels are read here, to measure.
+Reads the probabilities that study.py wrote and writes ``detect.json``; what that has of other sets and seeds
+is kept. True labels are read here, to measure.
 Of cleanlab each score is measured, as it is and with ``adjust_pred_probs``, and each filter: what is reported
 beside hetsngp is the best of them by the true labels, in each set and seed.
 """
@@ -26,6 +27,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 import hetsngp
 from hetsngp.files import write_text
+from hetsngp.paper.results import versions
 
 SCORES = ("self_confidence", "normalized_margin", "confidence_weighted_entropy")
 FILTERS = ("prune_by_noise_rate", "prune_by_class", "both", "confident_learning", "predicted_neq_given")
@@ -127,7 +129,10 @@ def measure(results: Path, labels: str, seed: int) -> dict[str, Any]:
     given, true = sets.given_labels(labels).numpy(), sets.true_labels(labels).numpy()
     with np.load(results / f"probs-{labels}-{seed}.npz") as file:
         arrays = {name: file[name] for name in file.files}
-    found: dict[str, Any] = {"device": about["device"], "commit": about.get("commit"), **about["result"]}
+    found: dict[str, Any] = {
+        **{"device": about["device"], "commit": about.get("commit"), "measured": versions()},
+        **about["result"],
+    }
     for name in ("linear", "gp"):
         probs = np.exp(arrays[name].astype(np.float32))
         probs /= probs.sum(1, keepdims=True)
@@ -151,7 +156,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="where study.py wrote; default: OUT/results")
     parser.add_argument("--write", type=Path, default=Path(__file__).parent / "detect.json")
     args = parser.parse_args()
-    results, found = args.results or args.out / "results", {}
+    results = args.results or args.out / "results"
+    found = json.loads(args.write.read_text()) if args.write.is_file() else {}
     for labels in study.LABELS:
         for seed in study.SEEDS:
             if (results / f"probs-{labels}-{seed}.json").is_file():

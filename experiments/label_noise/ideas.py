@@ -22,6 +22,7 @@ from sklearn.metrics import average_precision_score
 
 import hetsngp
 from hetsngp.files import write_text
+from hetsngp.paper.results import versions
 
 FIXED: dict[str, Any] = {"amplitude": 1.0, "progress": False}
 IDEAS: dict[str, dict[str, Any]] = {
@@ -76,7 +77,9 @@ def main() -> None:
             if not file.is_file():
                 found = measure(name, model, data, sets.true_labels("worse"), seed)
                 print(name, seed, found, flush=True)
-                write_text(file, json.dumps({"idea": name, "seed": seed, **found}, indent=1) + "\n")
+                write_text(
+                    file, json.dumps({**versions(), "idea": name, "seed": seed, **found}, indent=1) + "\n"
+                )
 
 
 if __name__ == "__main__":
