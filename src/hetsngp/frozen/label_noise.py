@@ -56,10 +56,11 @@ RANDOM_FEATURES = 1024
 # Amplitudes that are tried, downhill from the first, where none is given: under label noise small ones resist
 # memorising wrong labels, and the given labels show which.
 AMPLITUDES, FIRST_AMPLITUDE = (0.5, 1.0, 2.0, 5.0, 10.0), 2.0
-# Leave-one-out is compared with a fit without this share of the examples. Where its NLL of their labels is
-# lower by more than so much of it, and measurably (two standard errors), it is too optimistic, and folds are
-# used: a model that has memorised wrong labels is further than a Newton step from one without an example.
-CHECKED, OPTIMISTIC, MEASURABLE = 0.1, 0.05, 2.0
+# The amplitude of leave-one-out is chosen in real folds, all of them up to so many examples and one beyond. A
+# model that has memorised wrong labels is further than a Newton step from the one without an example: where
+# the NLL of left-out labels is lower than in folds, by more than so much of it and measurably (two standard
+# errors), it is too optimistic, and folds take its place.
+ALL_FOLDS, OPTIMISTIC, MEASURABLE = 5000, 0.05, 2.0
 # Largest share of examples that have copies: these are predicted by a further fit without all of them.
 MOST_COPIES = 0.2
 FOLDS = 5
@@ -221,7 +222,7 @@ class _FrozenCrossFit:
                 "give more examples, or fewer folds"
             )
         self.to_check = self.reason is None and different >= 2 * self.folds
-        """Whether leave-one-out is still to be compared with a fit without some examples."""
+        """Whether leave-one-out is still to be compared with folds."""
         self.start = FIRST_AMPLITUDE
         self._kernel: tuple[RandomFeatureGP, Tensor] | None = None
         """The GP that the kernel features were computed with, and the inputs [h, φ]."""
@@ -289,57 +290,78 @@ class _FrozenCrossFit:
 
     def __call__(self, targets: Any, trained: Any, score: Score) -> Any:
         """Out-of-sample probabilities (N, K), with the amplitude that has the best score."""
-        probs = self._best_probs(targets, trained, score)
-        if self.to_check and self._is_optimistic(targets, trained, probs):
+        if self.to_check:  # in later rounds the score is of examples that no model is trained on
+            self.to_check = False
+            probs = self._leave_one_out_as_in_folds(targets, trained)
+            if probs is not None:
+                return probs
             self.reason = "leave-one-out would be too optimistic"
-            self.start = FIRST_AMPLITUDE
-            probs = self._best_probs(targets, trained, score)
-        self.to_check = False  # in later rounds examples are compared that no model is trained on
-        return probs
-
-    def _is_optimistic(self, targets: Any, trained: Any, probs: Any) -> bool:
-        """Whether leave-one-out predicts labels better than a fit that was not trained on them."""
-        known = np.flatnonzero(trained & self.table.unique.numpy())
-        number = math.ceil(CHECKED * len(known))
-        rows = torch.from_numpy(np.random.default_rng(self.seeds[0]).permutation(known)[:number])
-        if number < 2:
-            return False
-        rest = torch.tensor(trained)
-        rest[rows] = False
-        options = self.options
-        if self.choose_amplitude:
-            options = replace(options, amplitude=self.amplitude)
-        view, x = self._precomputed(options)
-        y, weight = torch.as_tensor(targets).to(x.device), torch.as_tensor(self.table.weight).to(x)
-        self._fit(view, x[rest], y[rest], weight[rest])
-        held_out = HeldOut(x[rows], y[rows], weight[rows])
-        with evaluating(view):
-            temperature = best_temperature([(view, held_out)])
-            found = view.head.shifted_log_probs(held_out.h, held_out.h[:, :1] * 0, temperature)  # type: ignore[operator]
-        without = -found.gather(1, held_out.y[:, None]).squeeze(1).cpu().numpy()
-        one_out = -np.log(np.maximum(probs[rows, np.asarray(targets)[rows]], 1e-12))
-        less = without - one_out
-        error = less.std() / math.sqrt(number)
-        return bool(less.mean() > max(OPTIMISTIC * one_out.mean(), MEASURABLE * error))
-
-    def _best_probs(self, targets: Any, trained: Any, score: Score) -> Any:
         if not self.choose_amplitude:
             return self._probs(targets, trained, self.options)
-        tried: dict[float, tuple[float, Any]] = {}
+        tried: dict[float, Any] = {}
 
-        def value(index: int) -> float:
-            amplitude = AMPLITUDES[index]
-            if amplitude not in tried:
-                probs = self._probs(targets, trained, replace(self.options, amplitude=amplitude))
-                tried[amplitude] = score(probs), probs
-            return tried[amplitude][0]
+        def value(amplitude: float) -> float:
+            tried[amplitude] = self._probs(targets, trained, replace(self.options, amplitude=amplitude))
+            return score(tried[amplitude])
 
-        best = AMPLITUDES.index(self.start)
+        return tried[self._search(value)]
+
+    def _search(self, value: Callable[[float], float]) -> float:
+        """Choose the amplitude with the smallest ``value``, downhill from the last one."""
+        best, value = AMPLITUDES.index(self.start), functools.cache(value)
         for step in (-1, 1):
-            while 0 <= best + step < len(AMPLITUDES) and value(best + step) < value(best):
+            while 0 <= best + step < len(AMPLITUDES) and value(AMPLITUDES[best + step]) < value(
+                AMPLITUDES[best]
+            ):
                 best += step
         self.amplitude = self.start = AMPLITUDES[best]
-        return tried[self.amplitude][1]
+        return self.start
+
+    def _leave_one_out_as_in_folds(self, targets: Any, trained: Any) -> Any:
+        """Probabilities (N, K) by leave-one-out, at the amplitude that is best in folds; None where the
+        labels are predicted better than there.
+        """
+        parts = table_folds(self.table, FOLDS, self.seeds[0])
+        parts = [part[trained[part]] for part in parts[: FOLDS if len(targets) <= ALL_FOLDS else 1]]
+        options, tried = self.options, {}
+
+        def value(amplitude: float) -> float:
+            tried[amplitude] = self._fold_losses(
+                targets, trained, parts, replace(options, amplitude=amplitude)
+            )
+            return float(tried[amplitude].mean())
+
+        if self.choose_amplitude:
+            in_folds = tried[self._search(value)]
+            options = replace(options, amplitude=self.amplitude)
+        else:
+            in_folds = self._fold_losses(targets, trained, parts, options)
+        probs = self._probs(targets, trained, options)
+        rows = np.concatenate(parts)
+        left_out = -np.log(np.maximum(probs[rows, np.asarray(targets)[rows]], 1e-12))
+        gain = in_folds - left_out
+        error = gain.std() / math.sqrt(len(gain))
+        too_good = gain.mean() > max(OPTIMISTIC * left_out.mean(), MEASURABLE * error)
+        return None if too_good else probs
+
+    def _fold_losses(self, targets: Any, trained: Any, parts: list[Any], options: Options) -> Any:
+        """−log P of the ``targets`` of all ``parts``, each by a fit to the other ``trained`` examples."""
+        pairs = []
+        for part in parts:
+            others = torch.tensor(trained)
+            others[part] = False
+            view, x = self._precomputed(options)
+            y, weight = torch.as_tensor(targets).to(x.device), torch.as_tensor(self.table.weight).to(x)
+            self._fit(view, x[others], y[others], weight[others])
+            pairs.append((view.eval(), HeldOut(x[part], y[part], weight[part])))
+        losses = []
+        with torch.no_grad():
+            temperature = best_temperature(pairs)
+            for view, held_out in pairs:
+                nothing = held_out.h.new_zeros(len(held_out.h), view.num_classes)
+                found = view.head.shifted_log_probs(held_out.h, nothing, temperature)  # type: ignore[operator]
+                losses.append(-found.gather(1, held_out.y[:, None]).squeeze(1))
+        return torch.cat(losses).cpu().numpy()
 
     def _probs(self, targets: Any, trained: Any, options: Options) -> Any:
         table = replace(self.table, y=np.asarray(targets), label=self.table.y)
