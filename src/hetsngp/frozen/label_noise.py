@@ -56,10 +56,10 @@ RANDOM_FEATURES = 1024
 # Amplitudes that are tried, downhill from the first, where none is given: under label noise small ones resist
 # memorising wrong labels, and the given labels show which.
 AMPLITUDES, FIRST_AMPLITUDE = (0.5, 1.0, 2.0, 5.0, 10.0), 2.0
-# The amplitude of leave-one-out is chosen in real folds, all of them up to so many examples and one beyond. A
-# model that has memorised wrong labels is further than a Newton step from the one without an example: where
-# the NLL of left-out labels is lower than in folds, by more than so much of it and measurably (two standard
-# errors), it is too optimistic, and folds take its place.
+# A model that has memorised wrong labels is further than a Newton step from the one without an example, and
+# leave-one-out then favours the larger amplitude. So it is compared with real folds, all of them up to so
+# many examples and one beyond: a larger amplitude must be better there too, and where left-out labels have a
+# lower NLL than in folds, by more than so much of it and measurably (two standard errors), folds replace it.
 ALL_FOLDS, OPTIMISTIC, MEASURABLE = 5000, 0.05, 2.0
 # Largest share of examples that have copies: these are predicted by a further fit without all of them.
 MOST_COPIES = 0.2
@@ -292,61 +292,63 @@ class _FrozenCrossFit:
         """Out-of-sample probabilities (N, K), with the amplitude that has the best score."""
         if self.to_check:  # in later rounds the score is of examples that no model is trained on
             self.to_check = False
-            probs = self._leave_one_out_as_in_folds(targets, trained)
+            probs = self._checked_leave_one_out(targets, trained, score)
             if probs is not None:
                 return probs
-            self.reason = "leave-one-out would be too optimistic"
+            self.reason, self.start = "leave-one-out would be too optimistic", FIRST_AMPLITUDE
+        return self._best_probs(targets, trained, score)
+
+    def _best_probs(
+        self,
+        targets: Any,
+        trained: Any,
+        score: Score,
+        is_better: Callable[[float, float], bool] = lambda larger, smaller: True,
+    ) -> Any:
+        """Probabilities at the amplitude with the best score, downhill from the last one; to a larger one
+        only where it ``is_better`` otherwise too.
+        """
         if not self.choose_amplitude:
             return self._probs(targets, trained, self.options)
-        tried: dict[float, Any] = {}
+        tried: dict[float, tuple[float, Any]] = {}
 
-        def value(amplitude: float) -> float:
-            tried[amplitude] = self._probs(targets, trained, replace(self.options, amplitude=amplitude))
-            return score(tried[amplitude])
+        def value(index: int) -> float:
+            amplitude = AMPLITUDES[index]
+            if amplitude not in tried:
+                probs = self._probs(targets, trained, replace(self.options, amplitude=amplitude))
+                tried[amplitude] = score(probs), probs
+            return tried[amplitude][0]
 
-        return tried[self._search(value)]
-
-    def _search(self, value: Callable[[float], float]) -> float:
-        """Choose the amplitude with the smallest ``value``, downhill from the last one."""
-        best, value = AMPLITUDES.index(self.start), functools.cache(value)
+        best = AMPLITUDES.index(self.start)
         for step in (-1, 1):
-            while 0 <= best + step < len(AMPLITUDES) and value(AMPLITUDES[best + step]) < value(
-                AMPLITUDES[best]
-            ):
+            while 0 <= best + step < len(AMPLITUDES) and value(best + step) < value(best):
+                if step > 0 and not is_better(AMPLITUDES[best + step], AMPLITUDES[best]):
+                    break
                 best += step
         self.amplitude = self.start = AMPLITUDES[best]
-        return self.start
+        return tried[self.amplitude][1]
 
-    def _leave_one_out_as_in_folds(self, targets: Any, trained: Any) -> Any:
-        """Probabilities (N, K) by leave-one-out, at the amplitude that is best in folds; None where the
-        labels are predicted better than there.
+    def _checked_leave_one_out(self, targets: Any, trained: Any, score: Score) -> Any:
+        """Probabilities (N, K) by leave-one-out, at a larger amplitude only where that is better in folds
+        too; None where the labels are predicted better than in folds.
         """
         parts = table_folds(self.table, FOLDS, self.seeds[0])
         parts = [part[trained[part]] for part in parts[: FOLDS if len(targets) <= ALL_FOLDS else 1]]
-        options, tried = self.options, {}
+        losses = functools.cache(functools.partial(self._fold_losses, targets, trained, parts))
 
-        def value(amplitude: float) -> float:
-            tried[amplitude] = self._fold_losses(
-                targets, trained, parts, replace(options, amplitude=amplitude)
-            )
-            return float(tried[amplitude].mean())
+        def is_better(larger: float, smaller: float) -> bool:
+            return bool(losses(larger).mean() < losses(smaller).mean())
 
-        if self.choose_amplitude:
-            in_folds = tried[self._search(value)]
-            options = replace(options, amplitude=self.amplitude)
-        else:
-            in_folds = self._fold_losses(targets, trained, parts, options)
-        probs = self._probs(targets, trained, options)
+        probs = self._best_probs(targets, trained, score, is_better)
         rows = np.concatenate(parts)
         left_out = -np.log(np.maximum(probs[rows, np.asarray(targets)[rows]], 1e-12))
-        gain = in_folds - left_out
+        gain = losses(self.amplitude if self.choose_amplitude else self.options.amplitude) - left_out
         error = gain.std() / math.sqrt(len(gain))
-        too_good = gain.mean() > max(OPTIMISTIC * left_out.mean(), MEASURABLE * error)
-        return None if too_good else probs
+        return None if gain.mean() > max(OPTIMISTIC * left_out.mean(), MEASURABLE * error) else probs
 
-    def _fold_losses(self, targets: Any, trained: Any, parts: list[Any], options: Options) -> Any:
+    def _fold_losses(self, targets: Any, trained: Any, parts: list[Any], amplitude: float | None) -> Any:
         """−log P of the ``targets`` of all ``parts``, each by a fit to the other ``trained`` examples."""
-        pairs = []
+        options, pairs = replace(self.options, amplitude=amplitude), []
         for part in parts:
             others = torch.tensor(trained)
             others[part] = False
