@@ -195,17 +195,21 @@ def flags_table(found: dict[str, Any]) -> str:
             low = statistics.mean(r["hetsngp"]["interval"][0] for r in runs)
             high = statistics.mean(r["hetsngp"]["interval"][1] for r in runs)
             expected = statistics.mean(r["hetsngp"]["expected_wrong"] for r in runs)
+            examples = len(study.sets.given_labels(labels))
+            other = examples * (1 - statistics.mean(r["accuracy of given"] for r in runs))
             rows.append(
                 [
                     title,
                     name,
                     f"{wrong:,}",
                     f"{expected:,.0f} ({low:,.0f} to {high:,.0f})" if name == "hetsngp" else "",
+                    f"{other:,.0f}" if name == "hetsngp" else "",
                     f"{statistics.mean(f['flagged'] for f in flags):,.0f}",
                     *(mean(f[key] for f in flags) for key in ("precision", "recall", "f1")),
                 ]
             )
-    head = ["labels", "", "wrong", "expected", "flagged", "precision", "recall", "F1"]
+    head = ["labels", "", "wrong", "expected", "another class predicted", "flagged"]
+    head += ["precision", "recall", "F1"]
     return table(head, rows)
 
 

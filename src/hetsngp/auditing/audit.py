@@ -27,16 +27,13 @@ from hetsngp.serving.text_tables import printable
 
 AUDIT, PAGE, SHEET = "audit.json", "review.html", "suspicious.png"
 CONFUSIONS, CONFUSION_MAP = "confusions.csv", "confusions.png"
-HARD_EXAMPLES = (
-    "People err more often on hard examples, and then more labels are wrong than this number says. The order "
-    "of the examples is more reliable."
-)
 FORMAT, VERSION = "hetsngp audit", 1
 KEYS = {
     *(
         "expected_wrong",
         "expected_wrong_interval",
         "flagged",
+        "disagreeing",
         "examples",
         "round",
         "losses",
@@ -129,7 +126,7 @@ def write_audit(
     if page:
         title = f"Labels of {data.name}"
         told = [_hardly_learned(numbers), _few(numbers), _contradiction(contradicting)]
-        notes = [*filter(None, told), HARD_EXAMPLES, *notes]
+        notes = [*filter(None, told), _hard_examples(numbers), *notes]
         write_page(
             folder / PAGE, errors, data.examples, key=data.key, title=title, notes=notes, most=most, **shown
         )
@@ -277,6 +274,7 @@ def _numbers(data: AuditedData, found: Correction) -> dict[str, Any]:
         "expected_wrong": errors.expected_wrong,
         "expected_wrong_interval": list(errors.expected_wrong_interval),
         "flagged": int(errors.is_wrong.sum()),
+        "disagreeing": errors.disagreeing,
         "sharpening": errors.sharpening,
         "round": found.round,
         "losses": list(found.losses),
@@ -298,6 +296,16 @@ def _hardly_learned(numbers: Mapping[str, Any]) -> str | None:
         f"The models hardly tell the classes apart: the NLL of the given labels is {nll:.2f}, and "
         f"{entropy:.2f} by the frequencies of the classes alone. Do not rely on these numbers: use another "
         "network, or a recipe with more epochs, unless most labels are random."
+    )
+
+
+def _hard_examples(numbers: Mapping[str, Any]) -> str:
+    """Sentence about how far to trust the expected number."""
+    most = numbers["disagreeing"]
+    up_to = f": up to about {most}, for which the models predict another class than the given one"
+    return (
+        "People err more often on hard examples, and then more labels are wrong than this number says"
+        f"{up_to if most > numbers['expected_wrong'] else ''}. The order of the examples is more reliable."
     )
 
 
@@ -337,7 +345,7 @@ def summary(folder: Path, content: Mapping[str, Any]) -> str:
     lines = [
         f"about {expected:.0f} of {count} labels are wrong ({expected / count:.1%}, 95% interval "
         f"{low:.0f} to {high:.0f}); {content['flagged']} are flagged, more probably wrong than correct",
-        HARD_EXAMPLES,
+        _hard_examples(content),
     ]
     classes = sorted(content["classes"], key=lambda each: -each["expected_wrong"])[:MOST_LISTED]
     each = [

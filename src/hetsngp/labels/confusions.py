@@ -75,9 +75,10 @@ class ClassConfusions:
         off = self.counts * (1 - np.eye(len(self.counts)))
         return sorted(np.argsort(-(off.sum(0) + off.sum(1)), kind="stable")[:most].tolist())
 
-    def plot(self, path: str | Path) -> None:
-        """Write a PNG file: P(given | true) as a labelled heat map, without the diagonal.
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Draw P(given | true) as a labelled heat map, without the colour of the diagonal.
 
+        Returns the figure of matplotlib, which a notebook shows, and writes it as PNG into the file ``path``.
         Where there are more than 40 classes it shows those with the most wrong labels.
         """
         try:
@@ -109,7 +110,9 @@ class ClassConfusions:
                     axis.text(j, k, f"{rate:.0%}", ha="center", va="center", fontsize=7, color=colour)
         scale: Any = PercentFormatter(1.0)
         figure.colorbar(drawn, ax=axis, shrink=0.6, label="share of the true class", format=scale)
-        write_figure(figure, Path(path), dpi=130)
+        if path is not None:
+            write_figure(figure, Path(path), dpi=130)
+        return figure
 
 
 def _short(name: str) -> str:

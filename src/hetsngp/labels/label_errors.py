@@ -82,6 +82,17 @@ class LabelErrors:
         return np.nan_to_num(self.wrong_probability) > 0.5
 
     @property
+    def disagreeing(self) -> int:
+        """Number of labels that are not the most probable class of ``probs``.
+
+        Most often too large for the number of wrong ones, where ``expected_wrong`` is too small: on four sets
+        of labels by people the true number is between both (experiments/label_noise).
+        """
+        labels, wrong = (x.reshape(len(self), -1) for x in (self.labels, self.wrong_probability))
+        other = _array("probs", self.probs).argmax(1)[:, None] != labels
+        return int((other & ~np.isnan(wrong)).sum())
+
+    @property
     def order(self) -> Any:
         """Indices of the examples, most suspicious first; by the most suspicious label of each: (N,)."""
         by_example = np.nan_to_num(self.wrong_probability).reshape(len(self.suggested), -1).max(1)

@@ -85,6 +85,16 @@ def test_the_parts_of_the_result_agree() -> None:
     assert repr(errors) == f"<LabelErrors: {text}>"
 
 
+def test_labels_of_another_class_than_the_most_probable_are_counted() -> None:
+    probs = np.array([[0.7, 0.3], [0.6, 0.4], [0.1, 0.9], [0.2, 0.8]])
+    assert find_label_errors(np.array([0, 1, 1, 1]), probs).disagreeing == 1
+    assert find_label_errors(np.array([[0, 1], [1, -1], [0, 1], [1, 1]]), probs).disagreeing == 3
+    errors = find_label_errors(np.array([1, 1, 1, 0]), torch.from_numpy(probs))
+    assert errors.disagreeing == 3
+    unknown = np.array([np.nan, 0.5, 0.5, 0.5])
+    assert replace(errors, wrong_probability=unknown).disagreeing == 2
+
+
 def test_one_annotator_in_a_column_is_as_one_without() -> None:
     data = noisy(0, 300, pairs(3, 0.2))
     flat, column = (find_label_errors(labels, data.probs) for labels in (data.given, data.given[:, None]))
