@@ -26,7 +26,7 @@ from hetsngp.frozen.features import FeatureSet
 from hetsngp.paper.results import versions
 
 HERE = Path(__file__).parent
-SIZES, SEEDS, TEST, COLUMNS = (1000, 2000), tuple(range(6)), 4000, 16
+SIZES, SEEDS, TEST, COLUMNS = (1000, 2000), (0, 1, 2), 4000, 16
 # Classes, share of wrong labels, and how many classes a label may be mistaken for.
 NOISE = ((2, 0.2, 1), (3, 0.4, 2), (5, 0.2, 1), (10, 0.4, 9), (3, 2 / 3, 2))
 RANDOM = NOISE[-1]
