@@ -2,7 +2,8 @@
 
     python experiments/label_noise/gather.py --results out/label_noise/results
 
-``detect.json`` and ``tables.json`` are read where detect.py and tables.py wrote them. What a ``results.json``
+``detect.json``, ``tables.json`` and ``rounds.json`` are read where detect.py, tables.py and rounds.py wrote
+them. What a ``results.json``
 has and the folder lacks is kept.
 """
 
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import rounds
 import study
 from scipy.special import softmax
 from scipy.stats import rankdata
@@ -36,6 +38,8 @@ METHODS = {
     "hetsngp": "hetsngp",
 }
 CHOSEN = "direct, amplitude by given labels"
+KEPT = ("detect", "tables", "rounds")
+"""Results in files of their own."""
 
 
 # --- numbers ----------------------------------------------------------------------------------------------
@@ -406,6 +410,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "folds": folds_table,
     "tables": tables_table,
     "ideas": ideas_table,
+    "rounds": lambda found: rounds.table(found["rounds"]["results"]),
 }
 
 
@@ -489,7 +494,7 @@ def collect(results: Path, found: dict[str, Any]) -> dict[str, Any]:
         files = sorted(results.glob(f"{stage}-*.json"))
         of_stage = {f.stem.removeprefix(f"{stage}-"): json.loads(f.read_text()) for f in files}
         found[stage] = found.get(stage, {}) | of_stage
-    for name in ("detect", "tables"):
+    for name in KEPT:
         file = HERE / f"{name}.json"
         if file.is_file():
             found[name] = json.loads(file.read_text())
@@ -504,7 +509,7 @@ def main() -> None:
     file = HERE / "results.json"
     known = json.loads(file.read_text()) if file.is_file() else {}
     found = collect(args.results, known)
-    own = {name: value for name, value in found.items() if name not in ("detect", "tables")}
+    own = {name: value for name, value in found.items() if name not in KEPT}
     write_text(file, json.dumps(own, indent=1) + "\n")
     readme = HERE / "README.md"
     write_text(readme, fill(readme.read_text(), found))
