@@ -334,6 +334,7 @@ class _FrozenCrossFit:
         """
         parts = table_folds(self.table, FOLDS, self.seeds[0])
         parts = [part[trained[part]] for part in parts[: FOLDS if len(targets) <= ALL_FOLDS else 1]]
+        parts = [part for part in parts if len(part)]
         losses = functools.cache(functools.partial(self._fold_losses, targets, trained, parts))
 
         def is_better(larger: float, smaller: float) -> bool:
