@@ -14,6 +14,7 @@ import json
 import math
 import re
 import statistics
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -398,6 +399,31 @@ def ideas_table(found: dict[str, Any]) -> str:
     return table(["probabilities", "NLL of given labels", "AP", "time, five processes side by side"], rows)
 
 
+def rounds_table(found: dict[str, Any]) -> str:
+    """Means over seeds and settings, and the largest loss by more than one round."""
+    results, lines = found["rounds"]["results"], []
+    random = rounds.RANDOM[1]
+    for examples in rounds.SIZES:
+        runs = [r for r in results if r["examples"] == examples and r["noise"] != random]
+        one, three = ([r[f"{n} rounds"] for r in runs] for n in (1, 3))
+        means = [
+            short(statistics.mean(r[key] for r in way))
+            for key in ("nll of targets", "accuracy", "nll")
+            for way in (one, three)
+        ]
+        worst = max(b["nll"] - a["nll"] for a, b in zip(one, three, strict=True))
+        lines.append([f"{examples:,}", *means, f"+{short(worst)}"])
+    head = ["examples", "NLL of targets, one", "up to 3", "accuracy, one", "up to 3", "NLL, one", "up to 3"]
+    learned_nothing = [r["3 rounds"] for r in results if r["noise"] == random]
+    agree = max(r["agrees with given"] for r in learned_nothing)
+    least = min(loss for r in learned_nothing for loss in r["losses"])
+    text = (
+        "Labels drawn at random, three classes: out-of-sample predictions agree with up to "
+        f"{short(agree, 2)} of them, and the least NLL is {least:.3f} (log 3 = {math.log(3):.3f})."
+    )
+    return "\n".join([table([*head, "worst"], lines), "", *textwrap.wrap(text, 110)])
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "ranking": ranking_table,
     "flags": flags_table,
@@ -410,7 +436,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "folds": folds_table,
     "tables": tables_table,
     "ideas": ideas_table,
-    "rounds": lambda found: rounds.table(found["rounds"]["results"]),
+    "rounds": rounds_table,
 }
 
 

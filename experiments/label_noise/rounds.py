@@ -79,33 +79,6 @@ def measure(case: tuple[int, tuple[int, float, int], int]) -> dict[str, Any]:
     return about
 
 
-def table(results: list[dict[str, Any]]) -> str:
-    """Means over seeds and settings, and the largest loss by more than one round."""
-    head = (
-        "| examples | NLL of targets, one | up to 3 | accuracy, one | up to 3 | NLL, one | up to 3 | worst |"
-    )
-    lines = [head, "| --- " * 8 + "|"]
-    for examples in SIZES:
-        rows = [r for r in results if r["examples"] == examples and r["noise"] != RANDOM[1]]
-        one, three = ([row[f"{n} rounds"] for row in rows] for n in (1, 3))
-        cells = [
-            f"{np.mean([row[key] for row in ways]):.3f}"
-            for key in ("nll of targets", "accuracy", "nll")
-            for ways in (one, three)
-        ]
-        worst = max(b["nll"] - a["nll"] for a, b in zip(one, three, strict=True))
-        lines.append(f"| {examples} | {' | '.join(cells)} | {worst:+.3f} |")
-    rows = [row["3 rounds"] for row in results if row["noise"] == RANDOM[1]]
-    agree = max(row["agrees with given"] for row in rows)
-    least = min(loss for row in rows for loss in row["losses"])
-    lines.append("")
-    lines.append(
-        f"Labels drawn at random, three classes: out-of-sample predictions agree with at most {agree:.0%} of "
-        f"them, and the least NLL is {least:.3f} (log 3 = {np.log(3):.3f})."
-    )
-    return "\n".join(lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--processes", type=int, default=2)
@@ -120,7 +93,6 @@ def main() -> None:
             results.append(about)
             write_json(file, {**versions(), "results": results})
             print(json.dumps(about), flush=True)
-    print(table(results))
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def image_features(
     """
     folder = folder / network.identity()[:16]
     remove_leftovers(folder)
-    keys = shown_keys(images, show) if keys is None else keys
+    keys = keys_with_progress(images, show) if keys is None else keys
     known = _read_parts(folder)
     missing = {key: row for row, key in enumerate(keys) if key not in known}  # copies are run once
     rows = list(missing.values())
@@ -90,7 +90,7 @@ def image_features(
     return torch.stack([known[key] for key in keys])
 
 
-def shown_keys(images: ImageArrays | ImageFiles, show: bool) -> list[bytes]:
+def keys_with_progress(images: ImageArrays | ImageFiles, show: bool) -> list[bytes]:
     """:func:`~hetsngp.data.images.copies.content_keys` with progress."""
     parts = math.ceil(len(images) / PART_OF_KEYS)
     with ExampleProgress("reading", parts, show, unit="images") as shown:

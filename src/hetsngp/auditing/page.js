@@ -215,7 +215,7 @@
     const [given, suggested] = [data.classes[data.given[row]], data.classes[data.suggested[row]]];
     const agrees = data.given[row] === data.suggested[row];
     // Flagged, and the given label is still the most probable single class: the next one is suggested.
-    const doubt = agrees || data.suggested[row] === data.top[row][0] ? "" : " ?";
+    const mark = agrees || data.suggested[row] === data.top[row][0] ? "" : " ?";
     const top = data.top[row].map((label, place) =>
       element("li", {}, element("span", { class: "digit" }, String(place + 1)),
         element("span", { class: "class", title: data.classes[label] }, data.classes[label]),
@@ -225,7 +225,7 @@
     const name = element("span", { class: "name", title: data.names[row] }, element("bdi", {}, data.names[row]));
     const labels = agrees
       ? [element("span", { title: given }, given)]
-      : [element("del", { title: given }, given), " ", element("ins", { title: suggested }, `→ ${suggested}${doubt}`)];
+      : [element("del", { title: given }, given), " ", element("ins", { title: suggested }, `→ ${suggested}${mark}`)];
     const actions = [action("keep", "n", `Keep ${given}`, "keep")];
     if (!agrees) actions.push(action("change", "y", `Change to ${suggested}`, "accept"));
     actions.push(other, action("drop", "d", "Drop", "drop"));

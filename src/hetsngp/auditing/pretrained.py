@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hetsngp.conversion.libraries import create_timm_network
 from hetsngp.models.components import kind_of
 from hetsngp.validation import check_positive
 
@@ -116,14 +117,7 @@ def _make(timm: Any, name: str, size: int | None, *, pretrained: bool) -> nn.Mod
     config = timm.get_pretrained_cfg(name)
     if size is not None and config is not None and config.fixed_input_size:
         given["img_size"] = size  # transformers have one embedding for each position
-    try:
-        network: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=0, **given)
-    except Exception as error:  # of timm, its hub, or the network, of many types
-        if not pretrained:
-            raise
-        reason = " ".join(str(error).split())[:200]
-        raise RuntimeError(f"the weights of {name} cannot be fetched ({reason}): {OFFLINE}") from error
-    return network
+    return create_timm_network(name, pretrained=pretrained, offline=OFFLINE, num_classes=0, **given)
 
 
 def _load_package(network: nn.Module) -> None:

@@ -26,7 +26,7 @@ from hetsngp.auditing.audit import (
 )
 from hetsngp.auditing.choices import read_choices, write_corrected
 from hetsngp.auditing.examples import ImageExamples
-from hetsngp.auditing.image_features import image_features, shown_keys
+from hetsngp.auditing.image_features import image_features, keys_with_progress
 from hetsngp.auditing.pretrained import pretrained_network
 from hetsngp.auditing.recipe_folds import RecipeFolds
 from hetsngp.choices import MethodName
@@ -234,7 +234,7 @@ def run_audit(
             check_choices(folder, data)
         if not settings.page and (folder / PAGE).is_file():
             say(f"{PAGE}, of an earlier audit, will be removed")
-        keys = shown_keys(images, at_a_terminal() if show is None else show)
+        keys = keys_with_progress(images, at_a_terminal() if show is None else show)
         data = replace(data, copies=first_copies(keys))
         log = RoundLog(say)
         if source.recipe is None:

@@ -176,6 +176,20 @@ def _describe_timm(network: Any) -> Iterator[dict[str, Any]]:
     yield {**usual, **given, "img_size": list(size)} if size else usual
 
 
+def create_timm_network(name: str, *, pretrained: bool, offline: str, **options: Any) -> nn.Module:
+    """Make a network of timm's. ``offline``: what the error says to do where weights cannot be fetched."""
+    import timm
+
+    try:
+        network: nn.Module = timm.create_model(name, pretrained=pretrained, **options)
+    except Exception as error:  # of timm, its hub, or the network, of many types
+        if not pretrained:
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise RuntimeError(f"the weights of {name} cannot be fetched ({reason}): {offline}") from error
+    return network
+
+
 def _construct_timm(config: dict[str, Any]) -> nn.Module:
     import timm
 

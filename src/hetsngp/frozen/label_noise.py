@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
@@ -37,6 +36,7 @@ from hetsngp.frozen.head import (
 )
 from hetsngp.labels.label_errors import LabelErrors
 from hetsngp.labels.rounds import Correction, Score, correct_in_rounds
+from hetsngp.labels.sharpening import MEASURABLE, standard_error
 from hetsngp.models.classifier import Classifier, evaluating
 from hetsngp.models.options import HeadOptions, Options
 from hetsngp.nn.extractor import Features
@@ -59,8 +59,8 @@ AMPLITUDES, FIRST_AMPLITUDE = (0.5, 1.0, 2.0, 5.0, 10.0), 2.0
 # A model that has memorised wrong labels is further than a Newton step from the one without an example, and
 # leave-one-out then favours the larger amplitude. So it is compared with real folds, all of them up to so
 # many examples and one beyond: a larger amplitude must be better there too, and where left-out labels have a
-# lower NLL than in folds, by more than so much of it and measurably (two standard errors), folds replace it.
-ALL_FOLDS, OPTIMISTIC, MEASURABLE = 5000, 0.05, 2.0
+# lower NLL than in folds, by more than so much of it and measurably, folds replace it.
+ALL_FOLDS, OPTIMISTIC = 5000, 0.05
 # Largest share of examples that have copies: these are predicted by a further fit without all of them.
 MOST_COPIES = 0.2
 FOLDS = 5
@@ -332,42 +332,30 @@ class _FrozenCrossFit:
         """Probabilities (N, K) by leave-one-out, at a larger amplitude only where that is better in folds
         too; None where the labels are predicted better than in folds.
         """
-        parts = table_folds(self.table, FOLDS, self.seeds[0])
-        parts = [part[trained[part]] for part in parts[: FOLDS if len(targets) <= ALL_FOLDS else 1]]
-        parts = [part for part in parts if len(part)]
-        losses = functools.cache(functools.partial(self._fold_losses, targets, trained, parts))
+        given, count = np.asarray(targets), None if len(targets) <= ALL_FOLDS else 1
+
+        def losses_of(probs: Any) -> Any:
+            return -np.log(np.maximum(probs[np.arange(len(given)), given], 1e-12))
+
+        @functools.cache
+        def in_folds(amplitude: float | None) -> Any:
+            options = replace(self.options, amplitude=amplitude)
+            losses = losses_of(self._by_folds(self._table_of(targets), trained, options, count))
+            return np.where(trained, losses, np.nan)  # NaN in the folds that are not made, too
 
         def is_better(larger: float, smaller: float) -> bool:
-            return bool(losses(larger).mean() < losses(smaller).mean())
+            return bool(np.nanmean(in_folds(larger)) < np.nanmean(in_folds(smaller)))
 
         probs = self._best_probs(targets, trained, score, is_better)
-        rows = np.concatenate(parts)
-        left_out = -np.log(np.maximum(probs[rows, np.asarray(targets)[rows]], 1e-12))
-        gain = losses(self.amplitude if self.choose_amplitude else self.options.amplitude) - left_out
-        error = gain.std() / math.sqrt(len(gain))
-        return None if gain.mean() > max(OPTIMISTIC * left_out.mean(), MEASURABLE * error) else probs
-
-    def _fold_losses(self, targets: Any, trained: Any, parts: list[Any], amplitude: float | None) -> Any:
-        """−log P of the ``targets`` of all ``parts``, each by a fit to the other ``trained`` examples."""
-        options, pairs = replace(self.options, amplitude=amplitude), []
-        for part in parts:
-            others = torch.tensor(trained)
-            others[part] = False
-            view, x = self._precomputed(options)
-            y, weight = torch.as_tensor(targets).to(x.device), torch.as_tensor(self.table.weight).to(x)
-            self._fit(view, x[others], y[others], weight[others])
-            pairs.append((view.eval(), HeldOut(x[part], y[part], weight[part])))
-        losses = []
-        with torch.no_grad():
-            temperature = best_temperature(pairs)
-            for view, held_out in pairs:
-                nothing = held_out.h.new_zeros(len(held_out.h), view.num_classes)
-                found = view.head.shifted_log_probs(held_out.h, nothing, temperature)  # type: ignore[operator]
-                losses.append(-found.gather(1, held_out.y[:, None]).squeeze(1))
-        return torch.cat(losses).cpu().numpy()
+        amplitude = self.amplitude if self.choose_amplitude else self.options.amplitude
+        left_out = losses_of(probs)
+        gain = in_folds(amplitude) - left_out
+        known = ~np.isnan(gain)
+        gain, least = torch.from_numpy(gain[known]), OPTIMISTIC * left_out[known].mean()
+        return None if float(gain.mean()) > max(least, MEASURABLE * standard_error(gain)) else probs
 
     def _probs(self, targets: Any, trained: Any, options: Options) -> Any:
-        table = replace(self.table, y=np.asarray(targets), label=self.table.y)
+        table = self._table_of(targets)
         if self.reason is not None:
             return self._by_folds(table, trained, options)
         view, x = self._precomputed(options)
@@ -383,6 +371,9 @@ class _FrozenCrossFit:
                 copies = trained & unique
             log_probs[~unique] = self._leave_one_out(view, x, y, weight, trained & unique, copies)[~unique]
         return log_probs.exp().cpu().numpy()
+
+    def _table_of(self, targets: Any) -> TrainingTable:
+        return replace(self.table, y=np.asarray(targets), label=self.table.y)
 
     def _precomputed(self, options: Options) -> tuple[Classifier, Tensor]:
         """View of a new model with inputs [h, φ], and these inputs; the kernel is computed once."""
@@ -412,7 +403,12 @@ class _FrozenCrossFit:
         that is best for the ``calibrated`` ones.
         """
         own = x[trained], y[trained], weight[trained]
-        self._fit(view, *own)
+        view.dataset_size = float(own[2].sum())
+        with Progress(MAX_ROUNDS, 0, self.show) as progress:
+            size = min(MAX_EXAMPLES, max(1, MAX_LOGITS // view.num_classes))
+            parts = (*own[:2], own[2] / own[2].mean())
+            batches = list(zip(*(part.split(size) for part in parts), strict=True))
+            fit_map([view], [batches], seed=self.seeds[2], on_epoch=progress)
         shift = x.new_zeros(len(x), view.num_classes)
         with ExampleProgress("leave-one-out", view.num_classes, self.show, unit="classes") as shown:
             shift[trained] = leave_one_out_shift(view, *own, progress=shown.add)
@@ -423,19 +419,14 @@ class _FrozenCrossFit:
             found = [view.head.shifted_log_probs(*chunk, temperature) for chunk in chunks]  # type: ignore[operator]
         return torch.cat(found)
 
-    def _fit(self, view: Classifier, x: Tensor, y: Tensor, weight: Tensor) -> None:
-        """Fit the MAP estimate."""
-        view.dataset_size = float(weight.sum())
-        with Progress(MAX_ROUNDS, 0, self.show) as progress:
-            size = min(MAX_EXAMPLES, max(1, MAX_LOGITS // view.num_classes))
-            parts = (x, y, weight / weight.mean())
-            batches = list(zip(*(part.split(size) for part in parts), strict=True))
-            fit_map([view], [batches], seed=self.seeds[2], on_epoch=progress)
-
-    def _by_folds(self, table: TrainingTable, trained: Any, options: Options) -> Any:
-        """Probabilities of the parts of the table that models of the others predict."""
+    def _by_folds(
+        self, table: TrainingTable, trained: Any, options: Options, count: int | None = None
+    ) -> Any:
+        """Probabilities of the parts of the table that models of the others predict; NaN beyond the first
+        ``count`` parts, of which None are all.
+        """
         sample = self.make(options)
-        places = table_folds(self.table, self.folds, self.seeds[0])
+        places = table_folds(self.table, self.folds, self.seeds[0])[:count]
         pairs = fold_pairs(table, places, np.asarray(trained))
         steps = max(1, round(len(table.y) / BATCH_SIZE))
         schedule = Schedule(max(50, -(-MIN_STEPS // steps)), 1e-3, 1e-4, GP_LR_MULTIPLIER)
@@ -452,7 +443,7 @@ class _FrozenCrossFit:
         length = MAX_ROUNDS if trainer.map_by_lbfgs else schedule.epochs
         with Progress(length, len(pairs), self.show) as progress:
             found = trainer.fold_probs(pairs, progress)
-        probs = np.empty((len(table.y), sample.num_classes), dtype=np.float32)
+        probs = np.full((len(table.y), sample.num_classes), np.nan, dtype=np.float32)
         for place, part in zip(places, found, strict=True):
             probs[place] = part.float().numpy()
         return probs

@@ -190,7 +190,7 @@ def find_label_errors(
     given, log_probs = _checked(labels, probs)
     if sharpening is not None:
         check_positive("sharpening", sharpening)
-    _warn_of_training_probs(given, log_probs)
+    _warn_of_kind(given, log_probs)
     several = np.ndim(labels) == 2
     errors = replace(_find(given, log_probs, several, sharpening, estimate_from), probs=probs)
     warn_of_poor_probs(
@@ -422,7 +422,8 @@ def warn_of_poor_probs(errors: LabelErrors, advice: str, stacklevel: int) -> Non
         )
 
 
-def _warn_of_training_probs(given: Tensor, log_probs: Tensor) -> None:
+def _warn_of_kind(given: Tensor, log_probs: Tensor) -> None:
+    """Warn of predicted classes, and of probabilities of the training data."""
     known = given != MISSING
     agree = (log_probs.argmax(1, keepdim=True) == given)[known].double()
     if len(agree) >= FEWEST_FOR_WARNING and bool((log_probs.max(1).values > -2e-4).all()):

@@ -15,6 +15,7 @@ from torch import nn
 
 from hetsngp._moved import renamed_arguments
 from hetsngp.conversion.conversion import convert
+from hetsngp.conversion.libraries import create_timm_network
 from hetsngp.data.preprocessing import Images, Preprocessing
 from hetsngp.evaluation.figures import draw_curves
 from hetsngp.evaluation.loader_quality import measure_quality
@@ -58,6 +59,7 @@ __all__ = ["ImageTask", "Recipe", "finished", "make_model", "measure", "train_im
 WIDE_RESNET = re.compile(r"wrn-(\d+)-([1-9]\d*)")
 SUMMARY, MODEL, CURVES = "summary.json", "model", "curves.png"
 LOGS = (METRICS, CURVES)
+OFFLINE = "without a network connection train from scratch, --set pretrained=false"
 SUMMARY_KEYS = {"recipe", "epochs", "seconds", "posterior", "held_out", "test", "no_test", "thresholds"}
 """Keys of a complete summary."""
 # Limits of the held-out predictions that set thresholds: probabilities, examples, and examples of a batch.
@@ -305,17 +307,7 @@ def _from_timm(task: ImageTask, num_classes: int, shape: tuple[int, int, int]) -
     if config is not None and config.fixed_input_size and tuple(config.input_size[1:]) != shape[1:]:
         given["img_size"] = shape[1:]  # transformers have one embedding for each position
     given |= {"in_chans": shape[0], "num_classes": num_classes}
-    try:
-        network: nn.Module = timm.create_model(task.network, pretrained=task.pretrained, **given)
-    except Exception as error:  # of timm, its hub, or the network, of many types
-        if not task.pretrained:
-            raise
-        reason = " ".join(str(error).split())[:200]
-        raise RuntimeError(
-            f"no pretrained {task.network}: its weights cannot be fetched ({reason}). timm fetches them "
-            "once, which needs a network connection; without one train from scratch, --set pretrained=false"
-        ) from error
-    return network
+    return create_timm_network(task.network, pretrained=task.pretrained, offline=OFFLINE, **given)
 
 
 def _thresholds(

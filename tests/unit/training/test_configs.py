@@ -7,10 +7,12 @@ import shlex
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 import torch
 
+from hetsngp.auditing.pretrained import pretrained_network
 from hetsngp.nn.backbones import WideResNet
 from hetsngp.training.images import WIDE_RESNET, make_model
 from hetsngp.training.recipes.recipe import Recipe, read_recipe, recipe_file, recipe_names
@@ -220,3 +222,19 @@ def test_networks_exist() -> None:
         else:
             with torch.device("meta"):
                 assert WideResNet(int(wide[1]), int(wide[2])).num_features == 64 * int(wide[2])
+
+
+def test_weights_that_cannot_be_fetched_name_a_way_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a network connection, and nothing in the cache: for a training and for an audit."""
+    pytest.importorskip("timm")
+    hub = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(hub, "HF_HUB_CACHE", str(tmp_path))
+    task = read_recipe("finetune", ["data=photos"]).task
+    with pytest.raises(RuntimeError, match=r"weights of resnet18 cannot be .* --set pretrained=false"):
+        make_model(task, 3, (3, 32, 32))
+    with pytest.raises(RuntimeError, match=r"weights of resnet18 cannot be .* --weights FILE"):
+        pretrained_network("resnet18")
+    make_model(replace(task, pretrained=False), 3, (3, 32, 32))  # as it says
