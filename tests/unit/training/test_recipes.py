@@ -176,6 +176,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "options.length_scale": (1.5,),
     "options.normalization": ("polar", "none"),
     "options.kernel": ("rbf+linear",),
+    "options.linear_share": (0.2,),
     "options.features": ("inducing",),
     "options.posterior": ("none",),
     "options.noise": ("feature",),
