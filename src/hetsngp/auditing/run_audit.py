@@ -165,6 +165,12 @@ class AuditSource:
         return f"{self.source} is a recipe too: --recipe trains its network in folds instead"
 
     @property
+    def cache(self) -> Path:
+        """Folder with the features that trainings by the recipe share."""
+        assert self.recipe is not None
+        return cache_folder(self.recipe.task, RUNS / "run" if self.run is None else self.run)
+
+    @property
     def folder(self) -> Path:
         """Folder of the audit where none is given."""
         if self.run is not None:
@@ -270,7 +276,9 @@ def run_audit(
         if source.recipe is None or source.recipe.task.frozen:
             found, how = _by_network(source, images, keys, folder, settings, log, say, show)
         else:
-            found, how = _by_recipe(source.recipe, images, keys, data, folder, settings, log, say, show)
+            found, how = _by_recipe(
+                source, source.recipe, images, keys, data, folder, settings, log, say, show
+            )
         notes = [f"How: {how['how']}; round {found.round} of {len(found.losses)} is used."]
         notes.append(f"To apply the choices: {source.command(folder)}")
         shown: dict[str, Any] = {"notes": notes, "most": settings.most, "page": settings.page}
@@ -335,7 +343,7 @@ def _by_network(
         assert isinstance(task, ImageTask)
         name, size, resize, batch_size = task.network, task.size, task.resize, task.batch_size
         method, options = task.method, dict(task.options)
-        cache = cache_folder(task, RUNS / source.recipe.name if source.run is None else source.run)
+        cache = source.cache
     network = pretrained_network(name, weights=settings.weights, size=size, resize=resize, device=device)
     say(f"features of {len(images)} images by {network.name} at {network.size} pixels")
     visible = at_a_terminal() if show is None else show
@@ -357,6 +365,7 @@ def _by_network(
 
 
 def _by_recipe(
+    source: AuditSource,
     recipe: Recipe,
     images: ImageArrays | ImageFiles,
     keys: Sequence[bytes],
@@ -371,6 +380,8 @@ def _by_recipe(
     chosen, note = replace(recipe, hardware=replace(recipe.hardware, devices=1)).on_this_machine()
     if note:
         say(note)
+    if chosen.task.head_first:  # features of the pretrained network, for the runs of all folds and rounds
+        chosen = replace(chosen, task=replace(chosen.task, features=str(source.cache)))
     folds, rounds = settings.folds or FOLDS, most_rounds(len(images), settings.rounds)
     say(
         f"{folds} trainings for each round, at most {folds * rounds} for {rounds} "
