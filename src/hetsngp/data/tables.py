@@ -289,8 +289,8 @@ def _as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
 # --- reading files --------------------------------------------------------------------------------------
 
 
-def read_frame(path: Path, text: Sequence[str] = ()) -> Any:
-    """Read a file into a data frame of pandas; the columns in ``text`` stay text.
+def read_frame(path: Path, text: Sequence[str] | None = ()) -> Any:
+    """Read a file into a data frame of pandas; the columns in ``text`` stay text, None: all as they are.
 
     Every field of a text file is read as text, and the type of a column is decided here: pandas takes "NA"
     for missing, and "true" for a bool or an object depending on the rest of the column.
@@ -324,6 +324,8 @@ def read_frame(path: Path, text: Sequence[str] = ()) -> Any:
     frame.columns = [str(name) for name in frame.columns]
     if not frame.columns.is_unique:
         raise ValueError(f"{path} has two columns of one name: give each a name of its own")
+    if text is None:
+        return frame
     convert = _from_parquet if kind in PARQUET else _from_text
     # A new frame: replacing columns one by one takes time that grows with their square.
     return pandas.DataFrame({name: v if name in text else convert(v) for name, v in frame.items()})
