@@ -32,10 +32,13 @@ from hetsngp.models.methods import METHODS
 from hetsngp.serving.decisions import set_thresholds
 from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig
 from hetsngp.training.gradients import FabricGradients
-from hetsngp.training.image_data import TaskData, make_loaders, open_task
-from hetsngp.training.images import _thresholds, make_model, measure, train_images
+from hetsngp.training.image_data import make_loaders
+from hetsngp.training.images import make_model, train_images
+from hetsngp.training.input_kinds import TaskData
+from hetsngp.training.recipe_run import _thresholds, measure
 from hetsngp.training.recipes.recipe import Recipe, read_recipe
 from hetsngp.training.recipes.task import ImageTask
+from hetsngp.training.task_data import open_task
 
 CLASSES = ("cat", "dog", "owl")
 SMALL = """

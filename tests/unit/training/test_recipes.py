@@ -3,9 +3,9 @@
 import json
 import math
 import re
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from hetsngp.training.config import TrainConfig
 from hetsngp.training.hardware import Hardware
 from hetsngp.training.recipes.keys import RENAMED, current_description, known_keys
 from hetsngp.training.recipes.recipe import Recipe, read_recipe, recipe_file, recipe_names
-from hetsngp.training.recipes.task import ImageTask, VerdictRules
+from hetsngp.training.recipes.task import TASKS, ImageTask, Task, VerdictRules
 
 SAVED = Path(__file__).parents[2] / "saved_0_1"
 SMALLEST = 'data = "cifar10"\nnetwork = "wrn-10-1"\nmethod = "sngp"\n[schedule]\nepochs = 10\n'
@@ -158,6 +158,7 @@ STEPS = SMALLEST + 'decay = "step"\nmilestone_shares = [0.5]\nwarmup = 2\n[optio
 CHANGES: dict[str, tuple[Any, ...]] = {
     "data": ("svhn", "cifar10n:worse", "a/folder with spaces", "runs/#1.npz"),
     "network": ("wrn-16-8", '"resnet50"'),
+    "inputs": ("images",),
     "method": ("hetsngp",),
     "size": (32, "none"),
     "resize": (40,),
@@ -224,7 +225,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
 }
 """Every key, and values that it takes."""
 SAME = {"hardware.devices": "auto", "size": "none", "workers": "none", "options.num_samples": "none"}
-SAME |= {"labels": "none", "fold": "none", "training.mixup": 0}
+SAME |= {"inputs": "images", "labels": "none", "fold": "none", "training.mixup": 0}
 """Values that are there already."""
 
 
@@ -425,6 +426,48 @@ def test_what_is_described_is_strict_json(tmp_path: Path) -> None:
     assert described["task"]["options"]["spectral_bound"] == "inf"
     assert described["config"]["schedule"]["milestones"] == [5, 10]
     assert described["config"]["seed"] == 7
+
+
+def test_the_description_of_older_runs_stays(tmp_path: Path) -> None:
+    """As it was before recipes had a kind of input: runs on disk are recognised by it."""
+    described = read_recipe(written(tmp_path, SMALLEST), ["size=32", "from_disk=true"]).describe()
+    schedule = {"epochs": 10, "lr": 1e-3, "weight_decay": 1e-4, "gp_lr_multiplier": 1.0, "stop_after": None}
+    schedule |= {"optimizer": "adamw", "momentum": 0.9, "decay": "cosine", "warmup": 0.0, "gamma": 0.1}
+    training = {"accumulate": 1, "clip": None, "ema_decay": None, "patience": None, "best": True}
+    task = {"data": "cifar10", "network": "wrn-10-1", "method": "sngp", "pretrained": False, "size": 32}
+    task |= {"resize": None, "from_disk": True, "batch_size": 128, "held_out": 0.1, "calibrate": True}
+    config = {**training, "schedule": {**schedule, "milestones": [], "smooth": True}, "bound_every": 10}
+    assert described == {
+        "name": "mine",
+        "task": {**task, "options": {}},
+        "config": {**config, "seed": 0},
+        "verdicts": {"correct": 0.95, "unfamiliar": 0.05},
+    }
+
+
+@dataclass(frozen=True)
+class SoundTask(Task):
+    """Another kind of input."""
+
+    rate: int = 16_000
+    inputs: ClassVar[str] = "sounds"
+
+
+def test_the_kind_of_input_decides_the_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, "sounds", SoundTask)
+    file = written(tmp_path, SMALLEST)
+    recipe = read_recipe(file, ["rate=8000", "inputs=sounds"])  # in any order
+    assert recipe.task == SoundTask("cifar10", "wrn-10-1", "sngp", rate=8000)
+    described = recipe.describe()["task"]
+    assert (described["inputs"], described["rate"], "size" in described) == ("sounds", 8000, False)
+    for change, words in (
+        (["size=8", "inputs=sounds"], "'size' is no key of recipes for sounds, but for images"),
+        (["rate=8000"], "'rate' is no key of recipes for images, but for sounds"),
+        (["inputs=smells"], "inputs is one of images, sounds, got 'smells'"),
+        (["inputs=sounds", "rat=1"], "did you mean 'rate'?"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(words)):
+            read_recipe(file, change)
 
 
 def test_without_a_gpu_settings_for_one_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from hetsngp.fitting.schedule import Schedule
 from hetsngp.training.config import TrainConfig
 from hetsngp.training.hardware import Hardware
 from hetsngp.training.recipes.keys import (
+    INPUTS,
     SECTIONS,
     apply_change,
     check_keys,
@@ -23,9 +24,10 @@ from hetsngp.training.recipes.keys import (
     make,
     options_of,
     rename_keys,
+    task_type,
     typed,
 )
-from hetsngp.training.recipes.task import ImageTask, VerdictRules
+from hetsngp.training.recipes.task import Task, VerdictRules
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 BOUND_EVERY = 10
@@ -40,7 +42,7 @@ class Recipe:
 
     name: str
     """Name of a config of the package, or the stem of the file."""
-    task: ImageTask
+    task: Task
     config: TrainConfig
     hardware: Hardware = field(default_factory=Hardware)
     verdicts: VerdictRules = field(default_factory=VerdictRules)
@@ -50,14 +52,9 @@ class Recipe:
 
     def describe(self) -> dict[str, Any]:
         """Everything that decides the result, for JSON."""
-        task = {**asdict(self.task), "options": _plain(dict(self.task.options))}
-        del task["workers"]
-        for name in ("labels", "fold"):  # as before there were these keys, so that older runs are recognised
-            if task[name] is None:
-                del task[name]
         return {
             "name": self.name,
-            "task": task,
+            "task": self.task.describe(),
             "config": self.config.describe(),
             "verdicts": asdict(self.verdicts),
         }
@@ -121,7 +118,8 @@ def read_recipe(source: str | Path, changes: Sequence[str] = ()) -> Recipe:
         raise ValueError(f"{path} is not a TOML file: {error}") from error
     try:
         rename_keys(content)
-        for change in changes:
+        # The kind of input first, which decides what keys there are.
+        for change in sorted(changes, key=lambda change: change.partition("=")[0].strip() != INPUTS):
             apply_change(content, change)
         return _recipe(name, content, tuple(changes))
     except (ValueError, TypeError) as error:
@@ -133,11 +131,11 @@ def _recipe(name: str, content: dict[str, Any], changes: tuple[str, ...]) -> Rec
     for key in ("data", "network", "method"):
         if key not in content:
             raise ValueError(f"{key} is missing: set it in the file, or --set {key}=…")
-    top = {key: value for key, value in content.items() if key not in SECTIONS}
+    top = {key: value for key, value in content.items() if key not in SECTIONS and key != INPUTS}
     seed = typed("seed", top.pop("seed", 0), TrainConfig)
     if not 0 <= seed < SEEDS:
         raise ValueError(f"seed is a whole number from 0 to {SEEDS - 1}, got {seed}")
-    task = make(ImageTask, "", {**top, "options": options_of(content.get("options", {}))})
+    task = make(task_type(content), "", {**top, "options": options_of(content.get("options", {}))})
     schedule_values = dict(content.get("schedule", {}))
     shares = schedule_values.pop("milestone_shares", None)
     if "epochs" not in schedule_values:
@@ -162,11 +160,6 @@ def _recipe(name: str, content: dict[str, Any], changes: tuple[str, ...]) -> Rec
     return Recipe(
         name, task, config, hardware, make(VerdictRules, "verdicts", content.get("verdicts", {})), changes
     )
-
-
-def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    """Convert options to what strict JSON can hold."""
-    return {name: "inf" if value == float("inf") else value for name, value in options.items()}
 
 
 def __getattr__(name: str) -> Any:
