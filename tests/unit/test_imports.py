@@ -32,7 +32,8 @@ STANDS_ON: dict[str, tuple[str, ...]] = {
     "data": ("metrics", "labels"),
     "serving": ("data", "io"),
     "evaluation": ("serving", "fitting"),
-    "training": ("evaluation",),
+    "pretrained": ("conversion", "data"),
+    "training": ("evaluation", "pretrained"),
     "auditing": ("training", "frozen"),
     "estimator": ("frozen", "labels"),
     "exporting": ("io",),  # planned

@@ -1,0 +1,1 @@
+"""Pretrained networks by name, with all that their inputs need."""
