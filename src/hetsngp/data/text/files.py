@@ -103,14 +103,14 @@ def texts_from_datasets(
     if isinstance(dataset, Mapping):
         if not dataset:
             raise ValueError("the DatasetDict has no splits: give one that has")
-        found: dict[str, LabelledTexts] = {}
+        parts: dict[str, LabelledTexts] = {}
         columns, names = None, class_names
         for split in sorted(dataset, key=lambda name: name != "train"):
-            found[split], columns = texts_from_datasets(
+            parts[split], columns = texts_from_datasets(
                 dataset[split], text, label, class_names=names, labelled=labelled
             )
-            names = found[split].class_names if labelled and names is None else names
-        return {split: found[split] for split in dataset}, columns  # type: ignore[return-value]
+            names = parts[split].class_names if labelled and names is None else names
+        return {split: parts[split] for split in dataset}, columns  # type: ignore[return-value]
     if not hasattr(dataset, "column_names") or not hasattr(dataset, "features"):
         raise TypeError(
             f"{type(dataset).__name__} is no Dataset of the package datasets: give one, or columns by name "
@@ -123,14 +123,10 @@ def texts_from_datasets(
     chosen = choose_columns(columns_by_name, "the data set", text, label, labelled=labelled)
     if chosen.label is not None and class_names is None and words[chosen.label]:
         class_names = words[chosen.label]
-    return texts_from_columns(
-        {name: columns_by_name[name] for name in (chosen.text, chosen.label) if name is not None},
-        chosen.text,
-        chosen.label,
-        where="the data set",
-        class_names=class_names,
-        labelled=labelled,
-    )
+    kept = {name: columns_by_name[name] for name in (chosen.text, chosen.label) if name is not None}
+    how: dict[str, Any] = {"class_names": class_names, "labelled": labelled}
+    found, _ = texts_from_columns(kept, chosen.text, chosen.label, where="the data set", **how)
+    return found, chosen
 
 
 def read_columns(path: Path) -> dict[str, list[Any]]:
