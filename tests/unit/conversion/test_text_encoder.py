@@ -11,7 +11,7 @@ import hetsngp
 from hetsngp.conversion.text_encoder import TextEncoder
 from hetsngp.data.text import LabelledTexts, TextLoader
 from hetsngp.models.components import kind_of
-from hetsngp.pretrained.texts import PretrainedTextNetwork, pretrained_text_network
+from hetsngp.pretrained.text_networks import PretrainedTextNetwork, pretrained_text_network
 
 transformers = pytest.importorskip("transformers")
 DATA = LabelledTexts.from_lists(*sentences(24))

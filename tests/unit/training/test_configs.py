@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hetsngp.auditing.pretrained import pretrained_network
 from hetsngp.nn.backbones import WideResNet
+from hetsngp.pretrained.image_networks import pretrained_network
 from hetsngp.training.images import WIDE_RESNET, make_model
 from hetsngp.training.recipes.recipe import Recipe, read_recipe, recipe_file, recipe_names
 

@@ -15,17 +15,18 @@ from tests.scripts import load_script
 from tests.unit.small_sets import random_bytes, write_image
 from torch import Tensor, nn
 
-from hetsngp.auditing import image_features as module
-from hetsngp.auditing.image_features import image_features
-from hetsngp.auditing.pretrained import PACKAGE, PretrainedNetwork, pretrained_network
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.copies import content_keys
 from hetsngp.data.images.files import ImageFiles
 from hetsngp.data.sources import open_set
 from hetsngp.fitting import progress
+from hetsngp.pretrained import feature_cache
+from hetsngp.pretrained.image_features import image_features
+from hetsngp.pretrained.image_networks import PACKAGED, PretrainedNetwork, pretrained_network
 
 timm = pytest.importorskip("timm", reason="pip install 'hetsngp[vision]'")
 NETWORK, SIDE, COUNT = "test_resnet", 16, 10
+PACKAGE = PACKAGED["efficientnet-lite0"].package
 
 
 class Counting(PretrainedNetwork):
@@ -63,7 +64,7 @@ def images() -> ImageArrays:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PART", 4)
+    monkeypatch.setattr(feature_cache, "PART", 4)
 
 
 # --- the network ------------------------------------------------------------------------------------------
