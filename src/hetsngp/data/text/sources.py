@@ -38,15 +38,14 @@ def open_texts(
     """
     check_choice("split", split, SPLITS)
     if is_name(spec):
-        found = open_data(str(spec), split, root)
-        if not isinstance(found, LabelledTexts):
-            names = ", ".join(name for name, data in DATASETS.items() if data.gives == "LabelledTexts")
+        if find(str(spec))[0].gives != LabelledTexts.__name__:
+            names = ", ".join(name for name, data in DATASETS.items() if data.gives == LabelledTexts.__name__)
             raise ValueError(
-                f"{spec} is a set of images ({type(found).__name__}), and texts are expected: give "
-                f"{names}, or "
-                f"a file ({', '.join(ENDINGS)}) with a column of texts"
+                f"{spec} is a set of images, and texts are expected: give {names}, or a file "
+                f"({', '.join(ENDINGS)}) with a column of texts"
             )
-        return found
+        named: LabelledTexts = open_data(str(spec), split, root)
+        return named
     path = _path(spec, root)
     file = _file_of(path, split) if path.is_dir() else path
     if not file.is_file():
