@@ -98,13 +98,13 @@ def _own_set(served: ServedModel, run: str | Path) -> str:
     what = "texts" if is_text else "images"
     spec = str(served.about.get("data_path") or served.about.get("data") or "")
     if not spec:
-        raise ValueError(f"{run} does not say what it was trained on: name labelled {what}, --data SET")
+        raise ValueError(f"{run} does not say what it was trained on: name the labelled {what}, --data SET")
     if spec.partition(":")[0] in DATASETS:
         return spec
     path = Path(spec).expanduser()
     if not path.exists():
         raise FileNotFoundError(
-            f"{run} was trained on {spec}, where nothing is any more: name labelled {what}, --data SET"
+            f"{run} was trained on {spec}, where nothing is any more: name the labelled {what}, --data SET"
         )
     has_own = has_split(path, "test") if is_text else not path.is_dir() or has_test(path)
     if not has_own:  # all of it was trained on
