@@ -33,8 +33,8 @@ from hetsngp.training import Engine, Hardware
 from hetsngp.training.image_data import make_loaders
 from hetsngp.training.images import make_model
 from hetsngp.training.input_kinds import TaskData
-from hetsngp.training.recipe_run import measure
 from hetsngp.training.recipes.recipe import Recipe, read_recipe
+from hetsngp.training.run_results import measure
 
 HELD_OUT = 5000
 STEPS = 60

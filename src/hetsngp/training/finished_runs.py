@@ -18,7 +18,7 @@ from hetsngp.training.recipes.keys import current_description
 
 SUMMARY, MODEL, CURVES = "summary.json", "model", "curves.png"
 LOGS = (METRICS, CURVES)
-SUMMARY_KEYS = {"recipe", "epochs", "seconds", "posterior", "held_out", "test", "no_test", "thresholds"}
+SUMMARY_KEYS = {"recipe", "seconds", "posterior", "held_out", "test", "no_test", "thresholds"}
 """Keys of a complete summary."""
 
 
@@ -58,16 +58,16 @@ def check_finished(folder: Path) -> dict[str, Any] | None:
     return {**kept, "recipe": current_description(summary["recipe"])}
 
 
-def inspect_run(folder: Path) -> tuple[dict[str, Any] | None, str | None]:
+def inspect_run(folder: Path, *, frozen: bool = False) -> tuple[dict[str, Any] | None, str | None]:
     """Summary of a finished run, and what is wrong with it; an error where there is no checkpoint to mend it
-    from.
+    from, unless it is of a ``frozen`` network, whose head is fitted again.
     """
     summary, problem = None, None
     try:
         summary = check_finished(folder)
     except (ArtifactError, FileNotFoundError) as error:
         problem = str(error)
-        if not any(has_state(folder / name) for name in (CHECKPOINT, PREVIOUS)):
+        if not frozen and not any(has_state(folder / name) for name in (CHECKPOINT, PREVIOUS)):
             raise ArtifactError(
                 f"{problem}; without {CHECKPOINT}/ it cannot be written again: copy the folder from where it "
                 "is complete, or train again in another folder, --out"

@@ -25,13 +25,15 @@ def open_images_to_train_on(spec: str, split: str) -> Images:
     return images
 
 
-def image_shape(images: Images, task: ImageTask) -> tuple[int, int, int]:
+def image_shape(images: Images, task: ImageTask) -> tuple[int, ...]:
     """Channels, height and width of an image as the network gets it."""
+    if task.frozen:
+        return ()  # as the pretrained network takes them
     if not isinstance(images, ImageArrays):
         return (3, _size(task), _size(task))
-    channels, height, width = images.images.shape[1:]
-    short_side(max(height, width), task.resize)  # checks what files for prediction will need
-    return (channels, height, width)
+    shape = tuple(images.images.shape[1:]) if task.size is None else (3, task.size, task.size)
+    short_side(max(shape[1:]), task.resize)  # checks what files for prediction will need
+    return shape
 
 
 def make_loaders(
@@ -59,13 +61,14 @@ def make_loaders(
 
 
 def _in_memory(task: ImageTask, data: TaskData, scale: dict[str, Any], seed: int) -> Loaders:
-    padding = max(1, min(data.shape[1:]) // 8)
+    padding = max(1, min(data.train.images.shape[2:]) // 8)
     train = DeviceLoader(
         data.train,
         task.batch_size,
         shuffle=True,
         augment=Augmentation(padding),
         seed=seed,
+        size=task.size if is_resized(data) else None,
         **scale,
     )
     inputs = _inputs(task, data, train.mean.tolist(), train.std.tolist())
@@ -75,23 +78,35 @@ def _in_memory(task: ImageTask, data: TaskData, scale: dict[str, Any], seed: int
     return Loaders(train, train.clean(), held_out, test, inputs)
 
 
+def is_resized(data: TaskData) -> bool:
+    """Whether images in memory are resized for the network: their shape is not that of its input."""
+    return isinstance(data.train, ImageArrays) and tuple(data.train.images.shape[1:]) != data.shape
+
+
 def _inputs(task: ImageTask, data: TaskData, mean: Any, std: Any) -> Preprocessing:
     names = data.train.class_names
     _, height, width = data.shape
     return Preprocessing(
-        (height, width), tuple(mean), tuple(std), names, data.multi_label, resize=task.resize
+        (height, width),
+        tuple(mean),
+        tuple(std),
+        names,
+        data.multi_label,
+        resize=task.resize,
+        resize_arrays=is_resized(data),
     )
 
 
 def load_images(images: Any, task: ImageTask) -> Any:
     """Load image files into memory, unless they are to be read from disk."""
     if not isinstance(images, ImageFiles):
-        if isinstance(images, ImageArrays) and task.size is not None:
+        if isinstance(images, ImageArrays) and task.size is not None and not task.pretrained:
             raise ValueError(
-                f"size={task.size} is for image files, the images of {task.data} have a size: leave it out"
+                f"size={task.size} is for image files, the images of {task.data} have a size: leave it out, "
+                "or take a pretrained network, for which they are resized"
             )
         return images
-    if task.from_disk:
+    if task.from_disk or task.frozen:  # each file is decoded once, where its features are computed
         return images
     size = _size(task)
     if len(images) * 3 * size**2 > LIMIT_BYTES:

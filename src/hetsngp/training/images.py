@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hetsngp.conversion.conversion import convert
-from hetsngp.conversion.libraries import create_timm_network
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.copies import image_folds
+from hetsngp.data.images.decoding import short_side
 from hetsngp.data.images.files import ImageFiles
-from hetsngp.data.preprocessing import Images
+from hetsngp.data.preprocessing import Images, Preprocessing
 from hetsngp.data.sources import has_test
 from hetsngp.models.classifier import Classifier
 from hetsngp.models.methods import build
 from hetsngp.nn.backbones import WideResNet
+from hetsngp.pretrained.image_features import image_features
+from hetsngp.pretrained.image_networks import create_network, name_in_timm, pretrained_network
 from hetsngp.training.finished_runs import finished
 from hetsngp.training.image_data import image_shape, load_images, make_loaders, open_images_to_train_on
-from hetsngp.training.input_kinds import InputKind, Loaders, TaskData
-from hetsngp.training.recipe_run import measure
+from hetsngp.training.input_kinds import FrozenModel, InputKind, Loaders, TaskData
 from hetsngp.training.recipe_run import train_recipe as train_images
 from hetsngp.training.recipes.recipe import Recipe
 from hetsngp.training.recipes.task import ImageTask
+from hetsngp.training.run_results import measure
 
 __all__ = ["ImageInputs", "ImageTask", "Recipe", "finished", "make_model", "measure", "train_images"]
 
 WIDE_RESNET = re.compile(r"wrn-(\d+)-([1-9]\d*)")
-OFFLINE = "without a network connection train from scratch, --set pretrained=false"
+OFFLINE = "to train from scratch, --set pretrained=false"
 
 
 class ImageInputs(InputKind):
@@ -52,12 +55,20 @@ class ImageInputs(InputKind):
     def prepare(self, examples: Any, task: ImageTask) -> Any:
         return load_images(examples, task)
 
-    def shape(self, examples: Any, task: ImageTask) -> tuple[int, int, int]:
+    def shape(self, examples: Any, task: ImageTask) -> tuple[int, ...]:
         return image_shape(examples, task)
 
     def make_model(self, task: ImageTask, data: TaskData) -> tuple[Classifier, dict[str, Any]]:
         channels, height, width = data.shape
         return make_model(task, data.num_classes, (channels, height, width))
+
+    def frozen_model(self, task: ImageTask, data: TaskData) -> FrozenModel:
+        if not self.has_one_label(data.train):
+            raise ValueError(
+                f"a frozen network is for images with one label each, and those of {task.data} are "
+                f"{type(data.train).__name__}: leave out frozen and head_first"
+            )
+        return frozen_model(task, data)
 
     def make_loaders(
         self, task: ImageTask, data: TaskData, asked: dict[str, Any], *, seed: int, processes: int
@@ -77,29 +88,61 @@ def make_model(
     if wide is not None:
         backbone = WideResNet(int(wide[1]), int(wide[2]), in_channels=shape[0])
         return build(task.method, backbone, num_classes, **options), {}
-    network = _from_timm(task, num_classes, shape)
+    network, about = create_network(
+        _timm_name(task.network),
+        pretrained=task.pretrained,
+        size=shape[1:],
+        num_classes=num_classes,
+        in_chans=shape[0],
+        offline=OFFLINE,
+    )
     model = convert(
         network, task.method, torch.zeros(2, *shape), num_classes=num_classes, copy=False, **options
     )
-    config: Any = getattr(network, "pretrained_cfg", None) or {}
-    known = task.pretrained and len(config.get("mean", ())) == shape[0]
-    return model, {name: list(config[name]) for name in ("mean", "std")} if known else {}
+    known = task.pretrained and len(about["mean"]) == shape[0]
+    return model, {name: list(about[name]) for name in ("mean", "std")} if known else {}
 
 
-def _from_timm(task: ImageTask, num_classes: int, shape: tuple[int, int, int]) -> nn.Module:
-    try:
-        import timm
-    except ImportError:
-        raise ImportError(f"network {task.network!r} needs timm: pip install 'hetsngp[vision]'") from None
-    if not timm.is_model(task.network.partition(".")[0]):
-        close = ", ".join(timm.list_models(f"*{task.network[:6]}*")[:5])
+def frozen_model(task: ImageTask, data: TaskData) -> FrozenModel:
+    """Pretrained network without its classifier, with a head that is not fitted.
+
+    A network whose head is fitted first sees images as in its training.
+    """
+    size = None if task.frozen else data.shape[-1]
+    if task.head_first and data.shape != (3, size, size):
         raise ValueError(
-            f"unknown network {task.network!r}: give wrn-16-8 (depth, width), or one that timm.list_models() "
-            f"names{'; alike: ' + close if close else ''}"
+            f"head_first is for square RGB images, and these are {data.shape} (channels, height, width): "
+            "leave it out, or choose a size, --set size=224"
         )
-    config = timm.get_pretrained_cfg(task.network)
-    given: dict[str, Any] = {}
-    if config is not None and config.fixed_input_size and tuple(config.input_size[1:]) != shape[1:]:
-        given["img_size"] = shape[1:]  # transformers have one embedding for each position
-    given |= {"in_chans": shape[0], "num_classes": num_classes}
-    return create_timm_network(task.network, pretrained=task.pretrained, offline=OFFLINE, **given)
+    network = pretrained_network(task.network, size=task.size or size, resize=task.resize, offline=OFFLINE)
+    side = network.size
+    short_side(side, task.resize)
+    model = convert(
+        network.network,
+        "deterministic",  # fit_head makes the head of the method
+        torch.zeros(2, 3, side, side),
+        num_classes=data.num_classes,
+        freeze=True,
+        copy=False,
+    )
+    inputs = Preprocessing(
+        (side, side),
+        network.mean,
+        network.std,
+        data.train.class_names,
+        resize=task.resize,
+        resize_arrays=True,
+    )
+
+    def features(images: Any, folder: Path, show: bool) -> Tensor:
+        return image_features(images, network, folder, batch_size=task.batch_size, show=show)
+
+    return FrozenModel(model, inputs, features)
+
+
+def _timm_name(network: str) -> str:
+    try:
+        name_in_timm(network)
+    except ValueError as error:
+        raise ValueError(f"{error}; wrn-16-8 (depth, width) is a Wide ResNet of ours") from None
+    return network

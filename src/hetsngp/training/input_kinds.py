@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -55,6 +57,19 @@ class Loaders:
     inputs: Any
     """Preprocessing that is saved with the model: ``loader(examples, batch_size, num_workers=…)``,
     ``class_names``, ``multi_label`` and ``to_dict()``."""
+
+
+@dataclass(frozen=True, eq=False)
+class FrozenModel:
+    """A pretrained network with a new head, and its features of any set of examples."""
+
+    model: Classifier
+    """Converted with ``freeze=True``; its head is not fitted."""
+    inputs: Any
+    """Preprocessing, as of :class:`Loaders`: what it gives leads to the same features."""
+    features: Callable[[Any, Path, bool], Tensor]
+    """(examples, folder, show) → (N, D) float32: features that ``folder`` has are read, the others are
+    computed by the network of ``model``, where it is, and written there."""
 
 
 class InputKind(ABC):
@@ -115,6 +130,10 @@ class InputKind(ABC):
     @abstractmethod
     def make_loaders(self, task: Any, data: TaskData, asked: Any, *, seed: int, processes: int) -> Loaders:
         """Make the loaders; ``asked``: what :meth:`make_model` returned with the model."""
+
+    @abstractmethod
+    def frozen_model(self, task: Any, data: TaskData) -> FrozenModel:
+        """Make the model of a frozen network, or of one whose head is fitted first."""
 
 
 def input_kind(task: Task) -> InputKind:

@@ -76,8 +76,15 @@ def spread(examples: Any, most: int) -> Any:
     """Take ``most`` examples at equal distances, because files are in the order of classes; all of shards."""
     if isinstance(examples, ShardedImages) or len(examples) <= most:
         return examples
-    indices = torch.linspace(0, len(examples) - 1, most, dtype=torch.float64)  # float32 would repeat some
-    return examples.take(indices.round().long())
+    return examples.take(spread_rows(len(examples), most))
+
+
+def spread_rows(count: int, most: int) -> torch.Tensor:
+    """Rows of ``most`` of ``count`` examples at equal distances, or of all."""
+    if count <= most:
+        return torch.arange(count)
+    rows = torch.linspace(0, count - 1, most, dtype=torch.float64)  # float32 would repeat some
+    return rows.round().long()
 
 
 def _split(

@@ -35,9 +35,9 @@ from hetsngp.training.gradients import FabricGradients
 from hetsngp.training.image_data import make_loaders
 from hetsngp.training.images import make_model, train_images
 from hetsngp.training.input_kinds import TaskData
-from hetsngp.training.recipe_run import _thresholds, measure
 from hetsngp.training.recipes.recipe import Recipe, read_recipe
 from hetsngp.training.recipes.task import ImageTask
+from hetsngp.training.run_results import find_thresholds, measure
 from hetsngp.training.task_data import open_task
 
 CLASSES = ("cat", "dog", "owl")
@@ -153,7 +153,7 @@ def test_thresholds_go_by_the_most_probable_class(engine: Engine, tmp_path: Path
     scaled = (held_out.images / 255 - 0.5) / 0.25
     (tmp_path / "small.toml").write_text(f"data = 'none'\n{SMALL}")
     recipe = read_recipe(tmp_path / "small.toml", ["verdicts.correct=0.2"])
-    found = _thresholds(model.eval(), held_out, inputs, recipe, engine)
+    found = find_thresholds(model.eval(), held_out, inputs, recipe, engine)
     want = set_thresholds(model.predict(scaled), targets.argmax(1), correct=0.2)
     assert found.accuracy == want.accuracy
     assert found.coverage == want.coverage > 0

@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from hetsngp.posterior.fit import fit_posterior
+from hetsngp.training.config import TrainConfig
 from hetsngp.training.images import make_model
 from hetsngp.training.recipes.recipe import Recipe
 from hetsngp.training.recipes.task import ImageTask
@@ -105,6 +106,7 @@ class TimedModel:
         self, recipe: Recipe, num_classes: int, size: int, batch: int, device: torch.device, *, trains: bool
     ) -> None:
         assert isinstance(recipe.task, ImageTask)
+        assert isinstance(recipe.config, TrainConfig)
         self.device, self.hardware = device, recipe.hardware
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(recipe.config.seed)  # torch.manual_seed would reach every GPU

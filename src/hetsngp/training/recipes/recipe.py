@@ -13,7 +13,7 @@ import torch
 
 from hetsngp._moved import renamed, renamed_arguments, renamed_attribute
 from hetsngp.fitting.schedule import Schedule
-from hetsngp.training.config import TrainConfig
+from hetsngp.training.config import HeadConfig, TrainConfig
 from hetsngp.training.hardware import Hardware
 from hetsngp.training.recipes.keys import (
     INPUTS,
@@ -43,7 +43,8 @@ class Recipe:
     name: str
     """Name of a config of the package, or the stem of the file."""
     task: Task
-    config: TrainConfig
+    config: TrainConfig | HeadConfig
+    """How the network is trained, or the head of a frozen one is fitted."""
     hardware: Hardware = field(default_factory=Hardware)
     verdicts: VerdictRules = field(default_factory=VerdictRules)
     changes: tuple[str, ...] = ()
@@ -61,6 +62,8 @@ class Recipe:
 
     def on_this_machine(self) -> tuple[Recipe, str | None]:
         """Drop hardware settings for GPUs where there is none; also returns a note that says so."""
+        if self.task.frozen and self.hardware.devices == "auto":  # features are computed by one process
+            return replace(self, hardware=replace(self.hardware, devices=1)), None
         asked = {text.partition("=")[0].strip() for text in self.changes}
         # A file with "cpu" was written for CPUs; a caller who sets "cpu" may have a file for GPUs.
         kind = "auto" if "hardware.accelerator" in asked else self.hardware.accelerator
@@ -136,6 +139,23 @@ def _recipe(name: str, content: dict[str, Any], changes: tuple[str, ...]) -> Rec
     if not 0 <= seed < SEEDS:
         raise ValueError(f"seed is a whole number from 0 to {SEEDS - 1}, got {seed}")
     task = make(task_type(content), "", {**top, "options": options_of(content.get("options", {}))})
+    hardware = make(Hardware, "hardware", content.get("hardware", {}))
+    verdicts = make(VerdictRules, "verdicts", content.get("verdicts", {}))
+    config = _head_config(content, seed) if task.frozen else _train_config(content, seed)
+    return Recipe(name, task, config, hardware, verdicts, changes)
+
+
+def _head_config(content: dict[str, Any], seed: int) -> HeadConfig:
+    for section in ("schedule", "training"):
+        if content.get(section):
+            raise ValueError(
+                f"{section}.{next(iter(content[section]))} is for a network that is trained, and this one is "
+                f"frozen: leave out [{section}], or --set frozen=false"
+            )
+    return HeadConfig(seed)
+
+
+def _train_config(content: dict[str, Any], seed: int) -> TrainConfig:
     schedule_values = dict(content.get("schedule", {}))
     shares = schedule_values.pop("milestone_shares", None)
     if "epochs" not in schedule_values:
@@ -155,11 +175,8 @@ def _recipe(name: str, content: dict[str, Any], changes: tuple[str, ...]) -> Rec
     schedule_values["warmup"] = min(warmup, epochs / 2)  # also for a recipe with few epochs, to try it
     schedule = make(Schedule, "schedule", {"smooth": True, **schedule_values})
     training = {"bound_every": BOUND_EVERY, **content.get("training", {})}
-    config = make(TrainConfig, "training", {**training, "schedule": schedule, "seed": seed})
-    hardware = make(Hardware, "hardware", content.get("hardware", {}))
-    return Recipe(
-        name, task, config, hardware, make(VerdictRules, "verdicts", content.get("verdicts", {})), changes
-    )
+    config: TrainConfig = make(TrainConfig, "training", {**training, "schedule": schedule, "seed": seed})
+    return config
 
 
 def __getattr__(name: str) -> Any:

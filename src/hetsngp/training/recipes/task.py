@@ -12,6 +12,9 @@ from hetsngp.choices import MethodName
 from hetsngp.models.methods import check_method, check_options
 from hetsngp.validation import check_positive
 
+SEVERAL_INPUTS = ("mimo", "hetsngp_mimo")
+"""Methods whose network takes several inputs at once."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -36,14 +39,21 @@ class Task:
     file."""
     fold: str | None = None
     """Fold of the training examples that is left out and tested on, such as "2/5": number 2 of 5."""
+    frozen: bool = False
+    """Leave the pretrained network as it is, and fit the head alone on its features."""
+    head_first: bool = False
+    """Fit the head alone on the features of the pretrained network before everything is trained."""
+    features: str | None = None
+    """Folder that keeps features of pretrained networks, for several runs; None: ``features`` beside the
+    folder of the run."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of :func:`hetsngp.build`."""
+    """Options of :func:`hetsngp.build`, or of :func:`hetsngp.fit_head` for a frozen network."""
 
     inputs: ClassVar[str]
     """Kind of input, the recipe key ``inputs``."""
-    NOT_THE_RESULT: ClassVar[tuple[str, ...]] = ("workers",)
+    NOT_THE_RESULT: ClassVar[tuple[str, ...]] = ("workers", "features")
     """Fields that do not decide the result."""
-    LATER: ClassVar[tuple[str, ...]] = ("labels", "fold")
+    LATER: ClassVar[tuple[str, ...]] = ("labels", "fold", "frozen", "head_first")
     """Fields that recipes did not always have: left out of a description where they have their default, so
     that older runs are recognised."""
 
@@ -57,6 +67,16 @@ class Task:
             raise ValueError(f"workers is a number of processes, 0 for none, got {self.workers!r}")
         if self.fold is not None:
             self.fold_number  # noqa: B018  # raises
+        for name in ("frozen", "head_first"):
+            if getattr(self, name) and not self.pretrained:
+                raise ValueError(f"{name} needs a network with its weights: --set pretrained=true")
+        if self.frozen and self.head_first:
+            raise ValueError("a frozen network is not trained after its head: leave out head_first")
+        if (self.frozen or self.head_first) and self.method in SEVERAL_INPUTS:
+            raise ValueError(
+                f"{self.method} takes several inputs through the network at once, and its head cannot be "
+                "fitted on features of single ones: leave out frozen and head_first, or choose another method"
+            )
 
     @property
     def fold_number(self) -> tuple[int, int]:
@@ -107,6 +127,8 @@ class ImageTask(Task):
                 check_positive(name, getattr(self, name), integer=True)
         if self.pretrained and self.network.startswith("wrn-"):
             raise ValueError(f"{self.network} has no pretrained weights: name a network of timm's")
+        if self.frozen and self.from_disk:
+            raise ValueError("the images of a frozen network are read once: leave out from_disk")
 
     def identity(self) -> dict[str, Any]:
         described = super().identity()
