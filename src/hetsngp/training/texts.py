@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, distributed
@@ -14,8 +15,9 @@ from hetsngp.data.text.sources import has_split, open_texts
 from hetsngp.data.text.texts import LabelledTexts
 from hetsngp.data.text.tokenizer import TextTokenizer
 from hetsngp.models.classifier import Classifier
+from hetsngp.pretrained.text_features import text_features
 from hetsngp.pretrained.text_networks import PretrainedTextNetwork, pretrained_text_network
-from hetsngp.training.input_kinds import InputKind, Loaders, TaskData
+from hetsngp.training.input_kinds import FrozenModel, InputKind, Loaders, TaskData
 from hetsngp.training.recipes.task import TextTask
 
 EVAL_BATCH = 256
@@ -63,7 +65,7 @@ class TextInputs(InputKind):
     def make_loaders(
         self, task: TextTask, data: TaskData, asked: TextTokenizer, *, seed: int, processes: int
     ) -> Loaders:
-        inputs = TextPreprocessing(asked, data.train.class_names, task.text_column, task.label_column)
+        inputs = self.inputs(task, data, asked)
         tokens = asked.encode(data.train)
         if tokens.truncated:
             _say(
@@ -78,10 +80,30 @@ class TextInputs(InputKind):
         )
         return Loaders(train, train.clean(), held_out, test, inputs)
 
+    def frozen_model(self, task: TextTask, data: TaskData) -> FrozenModel:
+        network = self.network(task)
+        model = convert(
+            network.encoder,
+            "deterministic",  # fit_head makes the head of the method
+            num_classes=data.num_classes,
+            freeze=True,
+            copy=False,
+        )
+
+        def features(texts: LabelledTexts, folder: Path, show: bool) -> Tensor:
+            return text_features(texts, network, folder, batch_size=task.batch_size, show=show)
+
+        return FrozenModel(model, self.inputs(task, data, network.tokenizer), features)
+
     @staticmethod
     def network(task: TextTask) -> PretrainedTextNetwork:
         """Network and tokenizer of a task."""
         return pretrained_text_network(task.network, max_length=task.max_length, weights=task.pretrained)
+
+    @staticmethod
+    def inputs(task: TextTask, data: TaskData, tokenizer: TextTokenizer) -> TextPreprocessing:
+        """Preprocessing that is saved with the model."""
+        return TextPreprocessing(tokenizer, data.train.class_names, task.text_column, task.label_column)
 
 
 def _say(sentence: str) -> None:
