@@ -19,6 +19,8 @@ from hetsngp.conversion.text_encoder import TextEncoder
 from hetsngp.data.label_files import LabelFile
 from hetsngp.data.text.preprocessing import TextPreprocessing
 from hetsngp.data.text.texts import LabelledTexts
+from hetsngp.data.text.tokenizer import TextTokenizer
+from hetsngp.pretrained.text_features import text_features
 from hetsngp.serving.bundle import open_run
 from hetsngp.serving.output import as_json
 from hetsngp.serving.predictions import predict_texts
@@ -27,6 +29,7 @@ from hetsngp.training.gradients import FabricGradients
 from hetsngp.training.recipe_run import train_recipe
 from hetsngp.training.recipes.recipe import Recipe, read_recipe
 from hetsngp.training.task_data import open_task
+from hetsngp.training.texts import TextInputs
 
 SMALL = """
 inputs = "text"
@@ -164,6 +167,42 @@ def test_the_network_learns_the_topics(folder: Path, run: Path) -> None:
     assert summary["held_out"]["accuracy"] > 0.9
     assert summary["held_out"]["examples"] == 30
     assert summary["recipe"]["task"]["inputs"] == "text"
+
+
+FROZEN = """
+inputs = "text"
+frozen = true
+method = "sngp"
+held_out = 0.25
+[hardware]
+accelerator = "cpu"
+"""
+
+
+def frozen(folder: Path, *changes: str) -> Recipe:
+    file = folder / "frozen.toml"
+    file.write_text(f"data = '{folder / 'tickets.csv'}'\nnetwork = '{folder / 'network'}'\n{FROZEN}")
+    return read_recipe(file, changes)
+
+
+def test_a_frozen_run_predicts_as_its_head_on_the_cached_features(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache is shared: another method computes no features again."""
+    checkpoints = CheckpointConfig(tmp_path / "sngp")
+    summary = train_recipe(frozen(folder), engine(), checkpoints, show=False)
+    served = open_run(tmp_path / "sngp")
+    data = open_task(frozen(folder).task, seed=0)
+    h = text_features(data.held_out, TextInputs.network(frozen(folder).task), tmp_path / "features")
+    expected = served.model.on_features().predict(h)
+    found = [record.confidence for record in predict_texts(served, data.held_out)]
+    assert found == pytest.approx(expected.probs.max(1).values.tolist(), abs=1e-5)
+    accuracy = float((expected.probs.argmax(1) == data.held_out.labels).double().mean())
+    assert summary["held_out"]["accuracy"] == pytest.approx(accuracy)
+    monkeypatch.setattr(TextTokenizer, "encode", None)
+    train_recipe(
+        frozen(folder, "method=deterministic"), engine(), CheckpointConfig(tmp_path / "det"), show=False
+    )
 
 
 # --- predictions ------------------------------------------------------------------------------------------
