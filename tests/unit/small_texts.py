@@ -12,7 +12,7 @@ TOPICS = {
     "weather": ("rain", "sun", "cold", "wind", "snow"),
 }
 FILLERS = ("please", "the", "a", "my", "is", "it", "now", "today", "very")
-WIDTH = 16
+WIDTH = 32
 """Features of the network."""
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *FILLERS, *(word for topic in TOPICS.values() for word in topic))
 

@@ -13,11 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.copies import image_folds
-from hetsngp.data.images.files import ImageFiles
-from hetsngp.data.label_files import LabelFile
-from hetsngp.data.text.texts import LabelledTexts
+from hetsngp.data.label_files import LabelFile, OneLabel
 from hetsngp.files import remove_leftovers, replace_file, write_tensors
 from hetsngp.labels.rounds import Score
 from hetsngp.models.classifier import to_device
@@ -41,7 +38,7 @@ class RecipeFolds:
     def __init__(
         self,
         recipe: Recipe,
-        images: ImageArrays | ImageFiles | LabelledTexts,
+        images: OneLabel,
         names: tuple[str, ...],
         folder: Path,
         engine: Engine,

@@ -1,4 +1,4 @@
-"""``hetsngp audit``: an audit of images, by a frozen network or by the folds of a recipe; and its choices."""
+"""``hetsngp audit``: an audit of images or texts, by a frozen network or by folds of a recipe; choices."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from hetsngp.auditing.audit import (
 from hetsngp.auditing.choices import read_choices, write_corrected
 from hetsngp.auditing.examples import ImageExamples
 from hetsngp.auditing.recipe_folds import RecipeFolds
+from hetsngp.auditing.text_audit import audited_texts, features_of_texts
 from hetsngp.choices import MethodName
 from hetsngp.conversion.conversion import convert
 from hetsngp.data.datasets.registry import DATASETS
@@ -34,8 +35,10 @@ from hetsngp.data.fingerprint import fingerprint_data
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.copies import first_copies
 from hetsngp.data.images.files import ImageFiles
-from hetsngp.data.label_files import class_folder, example_names, read_lines
+from hetsngp.data.label_files import OneLabel, class_folder, example_names, read_lines
 from hetsngp.data.sources import HELD_OUT, open_set
+from hetsngp.data.text.sources import is_text_source
+from hetsngp.data.text.texts import LabelledTexts
 from hetsngp.files import remove_leftovers, sha256_of
 from hetsngp.fitting.progress import at_a_terminal
 from hetsngp.frozen.features import FeatureSet
@@ -49,6 +52,7 @@ from hetsngp.pretrained.image_networks import pretrained_network
 from hetsngp.serving.bundle import find_device
 from hetsngp.training.engine import Engine
 from hetsngp.training.recipes.recipe import Recipe, read_recipe, recipe_names
+from hetsngp.training.recipes.task import TextTask
 from hetsngp.validation import check_positive, check_seed
 
 FOLDS = 5
@@ -103,12 +107,12 @@ class AuditSettings:
 
 @dataclass(frozen=True)
 class AuditSource:
-    """Images to audit, by the argument of the command."""
+    """Images or texts to audit, by the argument of the command."""
 
     source: str
     """As it was given."""
     data: str
-    """Name, folder or .npz file of the images."""
+    """Name, folder or file of the examples."""
     recipe: Recipe | None = None
 
     @staticmethod
@@ -129,10 +133,12 @@ class AuditSource:
         if changes:
             more = f", or audit the recipe {source}, --recipe" if source in recipe_names() else ""
             raise ValueError(f"--set changes a recipe, and {source} is data: leave out --set{more}")
-        if not is_name and Path(source).is_file() and Path(source).suffix != ".npz":
+        is_data_file = Path(source).suffix == ".npz" or is_text_source(source)
+        if not is_name and Path(source).is_file() and not is_data_file:
             raise ValueError(
-                f"{source} is a file: give the folder that has one folder for each class, a .npz file, or a "
-                "recipe in TOML"
+                f"{source} is a file: give the folder that has one folder for each class, a .npz file, a "
+                "file of "
+                "texts (.csv, .jsonl, .parquet), or a recipe in TOML"
             )
         return AuditSource(source, source)
 
@@ -151,10 +157,19 @@ class AuditSource:
         if self.source.partition(":")[0] in DATASETS:
             return DEFAULT / self.source.replace(":", "-")
         path = Path(self.source).expanduser().resolve()
-        return DEFAULT / (path.stem if path.suffix == ".npz" else path.name)
+        return DEFAULT / (path.name.partition(".")[0] if path.is_file() else path.name)
 
-    def open(self) -> tuple[ImageArrays | ImageFiles, AuditedData]:
-        """Training images, which are audited."""
+    @property
+    def is_text(self) -> bool:
+        """Whether texts are audited."""
+        return is_text_source(self.data) if self.recipe is None else isinstance(self.recipe.task, TextTask)
+
+    def open(self) -> tuple[OneLabel, AuditedData]:
+        """Training images or texts, which are audited."""
+        if self.is_text:
+            task = None if self.recipe is None else self.recipe.task
+            columns = (task.text_column, task.label_column) if isinstance(task, TextTask) else ()
+            return audited_texts(self.data, *columns)
         images = open_set(self.data, "train")
         if not isinstance(images, ImageArrays | ImageFiles):
             raise ValueError(
@@ -186,9 +201,11 @@ class AuditSource:
             count, is_files = content["examples"], content["key"] == "path"
             few = count < FEW_IMAGES * len(content["classes"])
             recipe = "finetune" if is_files and few else "images"
+            recipe = "text" if self.is_text else recipe
             words = ["hetsngp", "train", recipe, "--set", f"data={_path_value(self.data)}"]
-            words += [] if is_files else ["--set", "size=none"]
-            words += ["--set", f"batch_size={max(2, count // 10)}"] if count < SMALL_SET else []
+            words += [] if is_files or self.is_text else ["--set", "size=none"]
+            small = count < SMALL_SET and not self.is_text
+            words += ["--set", f"batch_size={max(2, count // 10)}"] if small else []
         labels = f"labels={_path_value(str(folder))}"
         return shlex.join([*words, "--set", labels, "--out", f"runs/{name}-corrected"])
 
@@ -205,7 +222,7 @@ class AuditSource:
 def run_audit(
     source: AuditSource, folder: Path, settings: AuditSettings, *, say: Say = print, show: bool | None = None
 ) -> dict[str, Any]:
-    """Audit images and write everything into ``folder``; returns the content of ``audit.json``.
+    """Audit images or texts and write everything into ``folder``; returns the content of ``audit.json``.
 
     The same call resumes an interrupted audit, and returns the result of a finished one. ``say`` gets lines
     to print; ``show``: whether to show progress, None: at a terminal.
@@ -218,7 +235,8 @@ def run_audit(
     images, data = source.open()
     _check_folder(images, folder)
     if (settings.folds or 2) > len(images):
-        raise ValueError(f"{len(images)} images cannot be divided into {settings.folds} folds: choose fewer")
+        what = "texts" if source.is_text else "images"
+        raise ValueError(f"{len(images)} {what} cannot be divided into {settings.folds} folds: choose fewer")
     about: dict[str, Any] = {"data": source.data, "settings": settings.describe()}
     if source.recipe is not None:
         about["recipe"] = source.recipe.describe()
@@ -254,7 +272,7 @@ def _beside(path: str) -> list[str]:
     return [str(Path(path).parent / name) for name in folders]
 
 
-def _check_folder(images: ImageArrays | ImageFiles, folder: Path) -> None:
+def _check_folder(images: OneLabel, folder: Path) -> None:
     """Raise where the files of the audit would lie among the images, as images of a class."""
     if isinstance(images, ImageFiles):
         data, out = class_folder(images).resolve(), folder.resolve()
@@ -282,7 +300,7 @@ def _check_recipe(recipe: Recipe, source: str, settings: AuditSettings) -> None:
 
 
 def _by_network(
-    images: ImageArrays | ImageFiles,
+    images: OneLabel,
     keys: Sequence[bytes],
     folder: Path,
     settings: AuditSettings,
@@ -298,32 +316,41 @@ def _by_network(
     """
     began = time.perf_counter()
     device = find_device(settings.device)
-    network = pretrained_network(
-        settings.network, weights=settings.weights, size=settings.size, device=device
-    )
-    say(f"features of {len(images)} images by {network.name} at {network.size} pixels")
     visible = at_a_terminal() if show is None else show
-    h = image_features(
-        images, network, folder / FEATURES, keys=keys, batch_size=settings.batch_size, show=visible
-    )
+    if isinstance(images, LabelledTexts):
+        given: Any = (keys, folder / FEATURES, settings, device, say, visible)
+        h, called, noted = features_of_texts(images, *given)
+        normalization = "direction"
+    else:
+        network = pretrained_network(
+            settings.network, weights=settings.weights, size=settings.size, device=device
+        )
+        say(f"features of {len(images)} images by {network.name} at {network.size} pixels")
+        h = image_features(
+            images, network, folder / FEATURES, keys=keys, batch_size=settings.batch_size, show=visible
+        )
+        called, noted = (
+            f"{network.name}, {network.size} pixels",
+            {"network": network.name, "size": network.size},
+        )
+        normalization = FROZEN_NORMALIZATION.get(network.kind, "direction")
     spent = time.perf_counter() - began
     say("label errors of the features" if settings.rounds == 1 else "rounds of correction on the features")
     log.begin()
-    normalization = FROZEN_NORMALIZATION.get(network.kind, "direction")
     readout = nn.Linear(h.shape[1], images.num_classes)
     model = convert(readout, method, h[:2], freeze=True, normalization=normalization)  # type: ignore[arg-type]
     features = FeatureSet(h, images.labels.cpu())
     common: Any = {"folds": settings.folds, "seed": settings.seed, "on_round": log}
     common["progress"] = visible and at_a_terminal()  # elsewhere it is a line for each of many iterations
     found = correct_labels(model.to(device), features, rounds=settings.rounds, **common)
-    how = f"{method} on frozen features of {network.name}, {network.size} pixels, {found.how}"
-    about = {"method": method, "network": network.name, "size": network.size, "amplitude": found.amplitude}
+    how = f"{method} on frozen features of {called}, {found.how}"
+    about = {"method": method, **noted, "amplitude": found.amplitude}
     return found, {"how": how, **about, "seconds": {"features": round(spent, 1)}}
 
 
 def _by_recipe(
     recipe: Recipe,
-    images: ImageArrays | ImageFiles,
+    images: OneLabel,
     keys: Sequence[bytes],
     data: AuditedData,
     folder: Path,

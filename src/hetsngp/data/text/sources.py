@@ -78,6 +78,18 @@ def is_name(spec: str | Path) -> bool:
     return isinstance(spec, str) and spec.partition(":")[0] in DATASETS
 
 
+def is_text_source(spec: str | Path) -> bool:
+    """Whether ``spec`` is a named set of texts, a file of texts, or a folder with one for training.
+
+    >>> is_text_source("clinc150"), is_text_source("cifar10"), is_text_source("a.csv")
+    (True, False, True)
+    """
+    if is_name(spec):
+        return find(str(spec))[0].gives == LabelledTexts.__name__
+    path = Path(spec).expanduser()
+    return has_split(path, "train") if path.is_dir() else is_text_file(path)
+
+
 def _path(spec: str | Path, root: str | Path | None) -> Path:
     path = Path(spec).expanduser()
     return path if root is None else Path(root).expanduser() / path
