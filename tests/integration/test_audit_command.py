@@ -132,7 +132,7 @@ def test_most_wrong_labels_are_found(home: Path, audited: tuple[Path, str]) -> N
     assert pairs == {("zero", "four"), ("four", "one"), ("one", "zero")}
     assert "next: open audit/review.html" in printed
     assert "hetsngp audit photos --apply choices.csv --out audit" in printed
-    assert "hetsngp train finetune --set data=photos --set batch_size=24 --set labels=audit" in printed
+    assert "hetsngp train frozen --set data=photos --set labels=audit --out runs/audit-corrected" in printed
 
 
 def test_the_same_command_again_changes_nothing(home: Path, audited: tuple[Path, str]) -> None:
@@ -213,12 +213,16 @@ def test_many_images_of_each_class_are_trained_from_scratch() -> None:
     content: dict[str, Any] = {"classes": [{}, {}], "key": "path"}
     few, many, arrays = (
         source.train_command(Path("audit"), {**content, **changes})
-        for changes in ({"examples": 3999}, {"examples": 4000}, {"examples": 700, "key": "index"})
+        for changes in ({"examples": 3999}, {"examples": 4000}, {"examples": 5000, "key": "index"})
     )
     end = "--set labels=audit --out runs/audit-corrected"
-    assert few == f"hetsngp train finetune --set data=photos {end}"
+    assert few == f"hetsngp train frozen --set data=photos {end}"
     assert many == f"hetsngp train images --set data=photos {end}"
     assert arrays == f"hetsngp train images --set data=photos --set size=none {end}"
+    network = {"network": "resnet18", "settings": {"weights": None, "size": None}, "examples": 700}
+    assert source.train_command(Path("audit"), {**content, **network}) == (
+        "hetsngp train frozen --set data=photos --set network=resnet18 --set features=audit/features " + end
+    )
 
 
 def test_the_printed_training_reads_odd_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from hetsngp.auditing.audit import (
@@ -27,7 +28,7 @@ from hetsngp.auditing.audit import (
 from hetsngp.auditing.choices import read_choices, write_corrected
 from hetsngp.auditing.examples import ImageExamples
 from hetsngp.auditing.recipe_folds import RecipeFolds
-from hetsngp.auditing.text_audit import audited_texts, features_of_texts
+from hetsngp.auditing.text_audit import audited_texts, network_of_texts
 from hetsngp.choices import MethodName
 from hetsngp.conversion.conversion import convert
 from hetsngp.data.datasets.registry import DATASETS
@@ -48,20 +49,26 @@ from hetsngp.labels import Correction, correct_in_rounds
 from hetsngp.labels.rounds import most_rounds
 from hetsngp.locking import one_writer
 from hetsngp.pretrained.image_features import image_features, keys_with_progress
-from hetsngp.pretrained.image_networks import pretrained_network
+from hetsngp.pretrained.image_networks import DEFAULT as DEFAULT_NETWORK
+from hetsngp.pretrained.image_networks import PretrainedNetwork, pretrained_network
+from hetsngp.pretrained.text_features import text_features
+from hetsngp.pretrained.text_networks import PACKAGED
 from hetsngp.serving.bundle import find_device
 from hetsngp.training.engine import Engine
+from hetsngp.training.finished_runs import MODEL, SUMMARY, recipe_of_run
+from hetsngp.training.frozen_run import FEATURES, cache_folder
 from hetsngp.training.recipes.recipe import Recipe, read_recipe, recipe_names
-from hetsngp.training.recipes.task import TextTask
+from hetsngp.training.recipes.task import ImageTask, Task, TextTask
 from hetsngp.validation import check_positive, check_seed
 
+AUDIT_METHOD: MethodName = "sngp"
 FOLDS = 5
 """Folds of a recipe."""
-FEATURES, FOLD_RUNS = "features", "folds"
-"""Folders of an audit with what an interrupted one goes on from."""
-DEFAULT = Path("audits")
-FEW_IMAGES, SMALL_SET = 2000, 640
-"""Images of each class below which a pretrained network is proposed; and of all, for smaller batches."""
+FOLD_RUNS = "folds"
+"""Folder of an audit with the runs that an interrupted one goes on from; beside ``FEATURES``."""
+DEFAULT, RUNS = Path("audits"), Path("runs")
+FEW_IMAGES = 2000
+"""Images of each class below which a pretrained network is proposed."""
 
 Say = Callable[[str], None]
 
@@ -114,10 +121,16 @@ class AuditSource:
     data: str
     """Name, folder or file of the examples."""
     recipe: Recipe | None = None
+    run: Path | None = None
+    """Folder of the finished run that the recipe is of."""
 
     @staticmethod
     def find(source: str, changes: Sequence[str] = (), *, recipe: bool = False) -> AuditSource:
-        """Data set, folder, .npz file, or recipe. Where both are meant it is data, unless ``recipe``."""
+        """Data set, folder, .npz file, recipe, or finished run. Where data and a recipe are meant it is data,
+        unless ``recipe``.
+        """
+        if (Path(source) / SUMMARY).is_file() and (Path(source) / MODEL).is_dir():
+            return AuditSource._of_run(source, changes)
         is_name = source.partition(":")[0] in DATASETS
         is_data = is_name or (Path(source).expanduser().exists() and not source.endswith(".toml"))
         if recipe or source.endswith(".toml") or (source in recipe_names() and not is_data):
@@ -137,14 +150,24 @@ class AuditSource:
         if not is_name and Path(source).is_file() and not is_data_file:
             raise ValueError(
                 f"{source} is a file: give the folder that has one folder for each class, a .npz file, a "
-                "file of "
-                "texts (.csv, .jsonl, .parquet), or a recipe in TOML"
+                "file of texts (.csv, .jsonl, .parquet), or a recipe in TOML"
             )
         return AuditSource(source, source)
+
+    @staticmethod
+    def _of_run(source: str, changes: Sequence[str]) -> AuditSource:
+        if changes:
+            raise ValueError(f"--set changes a recipe, and {source} is a finished run: leave out --set")
+        found = recipe_of_run(Path(source))
+        task = replace(found.task, labels=None, fold=None)  # what an audit sets by itself
+        return AuditSource(source, task.data, replace(found, task=task), Path(source))
 
     @property
     def note(self) -> str | None:
         """Line that says what else the argument might mean."""
+        if self.run is not None:
+            what = "texts" if self.is_text else "images"
+            return f"{self.source} is a finished run: its training {what} are audited, by their given labels"
         if self.recipe is not None or self.source not in recipe_names():
             return None
         return f"{self.source} is a recipe too: --recipe trains its network in folds instead"
@@ -152,6 +175,8 @@ class AuditSource:
     @property
     def folder(self) -> Path:
         """Folder of the audit where none is given."""
+        if self.run is not None:
+            return DEFAULT / self.run.resolve().name
         if self.recipe is not None:
             return DEFAULT / self.recipe.name.replace("/", "-")
         if self.source.partition(":")[0] in DATASETS:
@@ -196,16 +221,22 @@ class AuditSource:
     def train_command(self, folder: Path, content: Mapping[str, Any]) -> str:
         """Command that trains on the labels in ``folder``, quoted for a shell; ``content`` of audit.json."""
         name = folder.resolve().name
-        words = ["hetsngp", "train", self.source, *self._changes]
-        if self.recipe is None:
-            count, is_files = content["examples"], content["key"] == "path"
-            few = count < FEW_IMAGES * len(content["classes"])
-            recipe = "finetune" if is_files and few else "images"
-            recipe = "text" if self.is_text else recipe
+        if self.recipe is not None:
+            name = self.recipe.name
+            known = self.source if self.run is None else name if name in recipe_names() else f"{name}.toml"
+            words = ["hetsngp", "train", known, *self._changes]
+        elif self.is_text or content["examples"] < FEW_IMAGES * len(content["classes"]):
+            recipe, usual = ("text", PACKAGED) if self.is_text else ("frozen", DEFAULT_NETWORK)
             words = ["hetsngp", "train", recipe, "--set", f"data={_path_value(self.data)}"]
-            words += [] if is_files or self.is_text else ["--set", "size=none"]
-            small = count < SMALL_SET and not self.is_text
-            words += ["--set", f"batch_size={max(2, count // 10)}"] if small else []
+            settings = content.get("settings", {})
+            if settings.get("weights") is None and settings.get("size") is None and "network" in content:
+                # The features of the audit are those of the training.
+                network = content["network"]
+                words += [] if network == usual else ["--set", f"network={network}"]
+                words += ["--set", f"features={_path_value(str(folder / FEATURES))}"]
+        else:
+            words = ["hetsngp", "train", "images", "--set", f"data={_path_value(self.data)}"]
+            words += [] if content["key"] == "path" else ["--set", "size=none"]
         labels = f"labels={_path_value(str(folder))}"
         return shlex.join([*words, "--set", labels, "--out", f"runs/{name}-corrected"])
 
@@ -255,8 +286,8 @@ def run_audit(
         keys = keys_with_progress(images, at_a_terminal() if show is None else show)
         data = replace(data, copies=first_copies(keys))
         log = RoundLog(say)
-        if source.recipe is None:
-            found, how = _by_network(images, keys, folder, settings, log, say, show)
+        if source.recipe is None or source.recipe.task.frozen:
+            found, how = _by_network(source, images, keys, folder, settings, log, say, show)
         else:
             found, how = _by_recipe(source.recipe, images, keys, data, folder, settings, log, say, show)
         notes = [f"How: {how['how']}; round {found.round} of {len(found.losses)} is used."]
@@ -289,7 +320,7 @@ def _check_recipe(recipe: Recipe, source: str, settings: AuditSettings) -> None:
     for name in ("network", "weights", "size"):
         if getattr(settings, name) is not None:
             raise ValueError(f"--{name} is for a frozen network, and {source} is a recipe: leave it out")
-    if settings.device != "auto":
+    if settings.device != "auto" and not recipe.task.frozen:
         raise ValueError("--device is for a frozen network: of a recipe --set hardware.accelerator=cpu")
     for name in ("labels", "fold"):
         if getattr(recipe.task, name) is not None:
@@ -300,6 +331,7 @@ def _check_recipe(recipe: Recipe, source: str, settings: AuditSettings) -> None:
 
 
 def _by_network(
+    source: AuditSource,
     images: OneLabel,
     keys: Sequence[bytes],
     folder: Path,
@@ -307,45 +339,57 @@ def _by_network(
     log: RoundLog,
     say: Say,
     show: bool | None,
-    method: MethodName = "sngp",
 ) -> tuple[Correction, dict[str, Any]]:
     """Correction on features of a frozen network, and how it was made.
 
-    The default ``method`` takes a third of the time of HetSNGP and ranks wrong labels as well
-    (experiments/label_noise).
+    Where no recipe says another method it is SNGP, which takes a third of the time of HetSNGP and ranks wrong
+    labels as well (experiments/label_noise).
     """
     began = time.perf_counter()
-    device = find_device(settings.device)
-    visible = at_a_terminal() if show is None else show
+    device, cache, method = find_device(settings.device), folder / FEATURES, AUDIT_METHOD
+    visible, options = at_a_terminal() if show is None else show, dict[str, Any]()
+    task = None if source.recipe is None else source.recipe.task
+    if source.recipe is not None:
+        method, options = source.recipe.task.method, dict(source.recipe.task.options)
+        run = RUNS / source.recipe.name if source.run is None else source.run
+        cache = cache_folder(source.recipe.task, run)
+    batch_size = settings.batch_size if task is None else task.batch_size
+    how_run: Any = {"keys": keys, "batch_size": batch_size, "show": visible}
     if isinstance(images, LabelledTexts):
-        given: Any = (keys, folder / FEATURES, settings, device, say, visible)
-        h, called, noted = features_of_texts(images, *given)
-        normalization = "direction"
+        encoder = network_of_texts(settings, task, device)
+        say(f"features of {len(images)} texts by {encoder.name}")
+        h = text_features(images, encoder, cache, **how_run)
+        called, kind = encoder.name, "attention"
+        noted: dict[str, Any] = {"network": encoder.name, "max_length": encoder.tokenizer.max_length}
     else:
-        network = pretrained_network(
-            settings.network, weights=settings.weights, size=settings.size, device=device
-        )
+        network = network_of_images(settings, task, device)
         say(f"features of {len(images)} images by {network.name} at {network.size} pixels")
-        h = image_features(
-            images, network, folder / FEATURES, keys=keys, batch_size=settings.batch_size, show=visible
-        )
-        called, noted = (
-            f"{network.name}, {network.size} pixels",
-            {"network": network.name, "size": network.size},
-        )
-        normalization = FROZEN_NORMALIZATION.get(network.kind, "direction")
+        h = image_features(images, network, cache, **how_run)
+        called, kind = f"{network.name}, {network.size} pixels", network.kind
+        noted = {"network": network.name, "size": network.size}
     spent = time.perf_counter() - began
     say("label errors of the features" if settings.rounds == 1 else "rounds of correction on the features")
     log.begin()
     readout = nn.Linear(h.shape[1], images.num_classes)
-    model = convert(readout, method, h[:2], freeze=True, normalization=normalization)  # type: ignore[arg-type]
+    options = {"normalization": FROZEN_NORMALIZATION.get(kind, "direction"), **options}
+    model = convert(readout, method, h[:2], freeze=True, normalization=options["normalization"])
     features = FeatureSet(h, images.labels.cpu())
     common: Any = {"folds": settings.folds, "seed": settings.seed, "on_round": log}
     common["progress"] = visible and at_a_terminal()  # elsewhere it is a line for each of many iterations
-    found = correct_labels(model.to(device), features, rounds=settings.rounds, **common)
+    found = correct_labels(model.to(device), features, rounds=settings.rounds, **common, **options)
     how = f"{method} on frozen features of {called}, {found.how}"
     about = {"method": method, **noted, "amplitude": found.amplitude}
     return found, {"how": how, **about, "seconds": {"features": round(spent, 1)}}
+
+
+def network_of_images(settings: AuditSettings, task: Task | None, device: torch.device) -> PretrainedNetwork:
+    """Frozen network of an audit, or of a recipe, on ``device``."""
+    if task is None:
+        name, size, resize = settings.network, settings.size, None
+    else:
+        assert isinstance(task, ImageTask)
+        name, size, resize = task.network, task.size, task.resize
+    return pretrained_network(name, weights=settings.weights, size=size, resize=resize, device=device)
 
 
 def _by_recipe(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hetsngp.auditing.audit import AuditedData
 from hetsngp.auditing.examples import TextExamples
@@ -15,8 +13,9 @@ from hetsngp.data.fingerprint import fingerprint_data
 from hetsngp.data.label_files import example_names
 from hetsngp.data.text.sources import open_texts
 from hetsngp.data.text.texts import LabelledTexts
-from hetsngp.pretrained.text_features import text_features
-from hetsngp.pretrained.text_networks import PACKAGED, pretrained_text_network
+from hetsngp.pretrained.text_networks import PACKAGED, PretrainedTextNetwork, pretrained_text_network
+from hetsngp.training.recipes.task import Task, TextTask
+from hetsngp.training.texts import TextInputs
 
 
 def audited_texts(
@@ -31,23 +30,17 @@ def audited_texts(
     )
 
 
-def features_of_texts(
-    texts: LabelledTexts,
-    keys: Sequence[bytes],
-    folder: Path,
-    settings: Any,
-    device: torch.device,
-    say: Callable[[str], None],
-    show: bool,
-) -> tuple[Tensor, str, dict[str, Any]]:
-    """Features (N, D) of texts by a frozen network, how it is called, and what to note of it."""
+def network_of_texts(settings: Any, task: Task | None, device: torch.device) -> PretrainedTextNetwork:
+    """Frozen network of an audit, by its settings, or of a recipe, on ``device``."""
     for name in ("weights", "size"):
         if getattr(settings, name) is not None:
             raise ValueError(
                 f"--{name} is for networks of images: leave it out, --network names one for texts"
             )
-    network = pretrained_text_network(settings.network or PACKAGED)
+    if task is None:
+        network = pretrained_text_network(settings.network or PACKAGED)
+    else:
+        assert isinstance(task, TextTask)
+        network = TextInputs.network(task)
     network.encoder.to(device)
-    say(f"features of {len(texts)} texts by {network.name}")
-    h = text_features(texts, network, folder, keys=keys, batch_size=settings.batch_size, show=show)
-    return h, network.name, {"network": network.name, "max_length": network.tokenizer.max_length}
+    return network

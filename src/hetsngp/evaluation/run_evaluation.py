@@ -116,6 +116,9 @@ def _about(served: ServedModel, sets: RunSets, corrupted: Mapping[Any, Any] | No
     """Sets, recipe and versions, for the report."""
     found = {"recipe": str(served.about.get("recipe") or served.folder.name)}
     found["data"] = sets.data or str(served.about.get("data"))
+    note = _note_on_labels(served, sets)
+    if note is not None:
+        found["note"] = note
     found |= {f"ood {name}": spec for name, spec in sets.ood.items()}
     if corrupted is not None:
         whose = "made by hetsngp" if made_by_hetsngp(corrupted) else "published files"
@@ -123,6 +126,25 @@ def _about(served: ServedModel, sets: RunSets, corrupted: Mapping[Any, Any] | No
     if sets.limit is not None:
         found["limit"] = f"{sets.limit} examples of each set"
     return {**found, "hetsngp": importlib.import_module("hetsngp").__version__, "torch": torch.__version__}
+
+
+def _note_on_labels(served: ServedModel, sets: RunSets) -> str | None:
+    """Sentence for the report where the labelled images are those that were trained on."""
+    own = str(served.about.get("data_path") or served.about.get("data") or "")
+    if not own or sets.data is None or not _is_training_set(own, sets.data):
+        return None
+    note = "these are the images that were trained on, so that the numbers are too good"
+    if "labels" in served.about:
+        note += f"; measured by their labels as given, not as corrected by {served.about['labels']}"
+    return note
+
+
+def _is_training_set(own: str, spec: str) -> bool:
+    """Whether ``spec`` is the folder of classes that a run was trained on, or that of its training images."""
+    if own.partition(":")[0] in DATASETS or spec.partition(":")[0] in DATASETS:
+        return False
+    trained, given = (Path(each).expanduser().resolve() for each in (own, spec))
+    return given == trained / "train" or (given == trained and given.is_dir() and not has_test(given))
 
 
 def _check_same_classes(corrupted: Mapping[Any, Any], name: str, classes: Sequence[str], spec: str) -> None:

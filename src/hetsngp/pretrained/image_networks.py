@@ -183,13 +183,9 @@ def _load_package(network: nn.Module, packaged: PackagedWeights) -> None:
     # A file of an installed package, which is trusted as code is; weights_only reads tensors alone.
     saved = torch.load(file, weights_only=True)
     own = network.state_dict()
-    layer = network.get_classifier()  # type: ignore[operator]
-    last = {
-        name for name, tensor in own.items() if any(tensor is each for each in layer.state_dict().values())
-    }
     tensors = dict(zip(own, saved.values(), strict=False))  # the classifier comes last, and may be left out
     other = [name for name in tensors if tensors[name].shape != own[name].shape]
-    if set(other) - last:
+    if not all(name.startswith(_heads(network)) for name in other):
         raise ValueError(
             f"the weights of {packaged.package} are not those of timm's {packaged.in_timm} for RGB images: "
             "install the version that the extra 'weights' names, or choose another network"
@@ -210,8 +206,7 @@ def _load_file(network: nn.Module, file: Path, name: str, size: Any) -> None:
             f"{file} is no .safetensors file ({error}); from one of torch: safetensors.torch.save_file("
             'torch.load(FILE, weights_only=True), "new.safetensors")'
         ) from error
-    classifier = getattr(network, "pretrained_cfg", {}).get("classifier") or ()
-    heads = tuple(f"{each}." for each in ([classifier] if isinstance(classifier, str) else classifier))
+    heads = _heads(network)
     tensors = {key: tensor for key, tensor in saved.items() if not key.startswith(heads)} if heads else saved
     try:
         network.load_state_dict(tensors)
@@ -221,3 +216,9 @@ def _load_file(network: nn.Module, file: Path, name: str, size: Any) -> None:
         raise ValueError(
             f"{file} has no weights of {name}: name their network, --network{other} ({reason})"
         ) from error
+
+
+def _heads(network: Any) -> tuple[str, ...]:
+    """Prefixes of the names of the classifier's tensors."""
+    classifier = getattr(network, "pretrained_cfg", {}).get("classifier") or ()
+    return tuple(f"{each}." for each in ([classifier] if isinstance(classifier, str) else classifier))

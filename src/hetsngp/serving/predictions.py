@@ -22,7 +22,7 @@ from hetsngp.data.text.sources import is_name
 from hetsngp.data.text.texts import LabelledTexts
 from hetsngp.models.classifier import to_device
 from hetsngp.serving.bundle import ServedModel, image_inputs, text_inputs
-from hetsngp.serving.decisions import most_probable, verdicts
+from hetsngp.serving.decisions import Verdict, most_probable, verdicts
 from hetsngp.types import Prediction
 from hetsngp.validation import check_positive
 
@@ -45,7 +45,7 @@ class PredictionRecord:
     model_uncertainty: float
     ood_score: float
     verdict: str
-    """confident, ambiguous or unfamiliar."""
+    """confident, ambiguous or unfamiliar; "" where there are no thresholds."""
     text: str
     """Verdict for readers: "ambiguous (cat or dog)"."""
     top: tuple[tuple[str, float], ...]
@@ -189,11 +189,14 @@ def _records(
     """Predict a batch of b inputs, consuming b ``names``."""
     prediction: Prediction = served.model.predict(to_device(x, served.device))
     classes = served.inputs.class_names
-    found = verdicts(prediction, served.thresholds, classes)
     best = torch.stack(most_probable(prediction.probs), 1)
     top = zip(best.tolist(), prediction.probs.gather(1, best).tolist(), strict=True)
     columns = ("confidence", "data_uncertainty", "model_uncertainty", "ood_score")
     rows = zip(*(getattr(prediction, name).tolist() for name in columns), strict=True)
+    if served.thresholds is None:
+        found = [Verdict("", classes[label], (), "–") for label in best[:, 0].tolist()]
+    else:
+        found = verdicts(prediction, served.thresholds, classes)
     for index, (verdict, (labels, probs), numbers) in enumerate(zip(found, top, rows, strict=True)):
         yield PredictionRecord(
             name=next(names),

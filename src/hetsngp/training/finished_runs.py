@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import warnings
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from hetsngp.training.checkpointing.checkpoint import CHECKPOINT, PREVIOUS, read
 from hetsngp.training.checkpointing.checkpoint_files import has_state
 from hetsngp.training.logs import METRICS, write_csv
 from hetsngp.training.recipes.keys import current_description
+from hetsngp.training.recipes.recipe import Recipe, described_recipe, read_recipe, recipe_names
 
 SUMMARY, MODEL, CURVES = "summary.json", "model", "curves.png"
 LOGS = (METRICS, CURVES)
@@ -56,6 +59,26 @@ def check_finished(folder: Path) -> dict[str, Any] | None:
         )
     kept = {name: value for name, value in summary.items() if name != CHECKSUM}
     return {**kept, "recipe": current_description(summary["recipe"])}
+
+
+def recipe_of_run(folder: Path) -> Recipe:
+    """Recipe of a finished run, with the path of its data as it is now.
+
+    Of a recipe of the package it has the hardware, too, which a summary does not say.
+    """
+    summary = check_finished(folder)
+    if summary is None:
+        raise FileNotFoundError(f"{folder} is no finished run: it has no {SUMMARY}; finish the training")
+    described, changes = summary["recipe"], tuple(summary.get("changes", ()))
+    recipe = described_recipe(described, changes)
+    if recipe.name in recipe_names():
+        with suppress(ValueError):  # a change that this release does not know
+            known = read_recipe(recipe.name, changes)
+            recipe = known if known.describe() == described else recipe
+    about = open_run(folder / MODEL).about
+    if not Path(recipe.task.data).expanduser().exists() and "data_path" in about:
+        recipe = replace(recipe, task=replace(recipe.task, data=str(about["data_path"])))
+    return recipe
 
 
 def inspect_run(folder: Path, *, frozen: bool = False) -> tuple[dict[str, Any] | None, str | None]:

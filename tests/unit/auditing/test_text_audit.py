@@ -65,7 +65,11 @@ def test_a_training_takes_the_corrected_labels(audit: tuple[Path, str]) -> None:
     topics = torch.tensor([data.class_names.index(topic) for topic in sentences(COUNT)[1]])
     assert torch.equal(labels.labels[list(WRONG)], topics[list(WRONG)])
     assert int((labels.labels != topics).sum()) <= 5  # given: four, all of them corrected
-    assert f"hetsngp train text --set data={folder / 'tickets.csv'} --set labels=" in printed
+    network, features = folder / "network", folder / "out" / "features"
+    words = (
+        f"train text --set data={folder / 'tickets.csv'} --set network={network} --set features={features}"
+    )
+    assert f"{words} --set labels={folder / 'out'}" in printed
 
 
 def test_choices_of_a_person_are_applied(audit: tuple[Path, str], tmp_path: Path) -> None:

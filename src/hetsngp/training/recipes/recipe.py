@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from hetsngp.training.recipes.keys import (
     task_type,
     typed,
 )
-from hetsngp.training.recipes.task import Task, VerdictRules
+from hetsngp.training.recipes.task import ImageTask, Task, VerdictRules
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 BOUND_EVERY = 10
@@ -127,6 +127,22 @@ def read_recipe(source: str | Path, changes: Sequence[str] = ()) -> Recipe:
         return _recipe(name, content, tuple(changes))
     except (ValueError, TypeError) as error:
         raise ValueError(f"recipe {name}: {error}") from error
+
+
+def described_recipe(described: Mapping[str, Any], changes: Sequence[str] = ()) -> Recipe:
+    """Recipe of a description, as :meth:`Recipe.describe` makes it: without hardware."""
+    task = dict(described["task"])
+    kind = task_type({INPUTS: task.pop(INPUTS, ImageTask.inputs)})
+    options = {name: float(value) if value == "inf" else value for name, value in task["options"].items()}
+    found, values = kind(**{**task, "options": options}), dict(described["config"])
+    config: TrainConfig | HeadConfig
+    if found.frozen:
+        config = HeadConfig(**values)
+    else:
+        schedule = {**values["schedule"], "milestones": tuple(values["schedule"]["milestones"])}
+        config = TrainConfig(**{**values, "schedule": Schedule(**schedule)})
+    verdicts = VerdictRules(**described["verdicts"])
+    return Recipe(described["name"], found, config, verdicts=verdicts, changes=tuple(changes))
 
 
 def _recipe(name: str, content: dict[str, Any], changes: tuple[str, ...]) -> Recipe:
