@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -50,8 +51,8 @@ def tokenizer_json() -> str:
     return str(made.to_str())
 
 
-def write_network(folder: Path, *, pooling: str | None = None, dropout: float = 0.1) -> Path:
-    """Write a folder as transformers and sentence-transformers do, of a BERT with random weights."""
+def tiny_bert() -> Any:
+    """A BERT with the same random weights at every call."""
     import transformers
 
     config = transformers.BertConfig(
@@ -61,11 +62,15 @@ def write_network(folder: Path, *, pooling: str | None = None, dropout: float = 
         num_attention_heads=2,
         intermediate_size=2 * WIDTH,
         max_position_embeddings=24,
-        hidden_dropout_prob=dropout,
     )
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        transformers.BertModel(config).save_pretrained(folder)
+        return transformers.BertModel(config)
+
+
+def write_network(folder: Path, *, pooling: str | None = None) -> Path:
+    """Write a folder as transformers and sentence-transformers do, of :func:`tiny_bert`."""
+    tiny_bert().save_pretrained(folder)
     (folder / "tokenizer.json").write_text(tokenizer_json())
     about = {"model_max_length": 24, "tokenizer_class": "BertTokenizer", "pad_token": "[PAD]"}
     (folder / "tokenizer_config.json").write_text(json.dumps(about))
