@@ -130,5 +130,4 @@ class TextPreprocessing:
 
     def read(self, texts: Sequence[str]) -> dict[str, Tensor]:
         """Batch x of texts."""
-        tokens = self.tokenizer.encode(LabelledTexts.unlabelled(texts))
-        return tokens.batch(torch.arange(len(tokens)))[0]
+        return self.tokenizer.batch(texts)

@@ -83,6 +83,11 @@ class TextTokenizer:
         fast.enable_truncation(self.max_length)
         return fast
 
+    def batch(self, texts: Sequence[str]) -> dict[str, Tensor]:
+        """Batch x of a few texts."""
+        tokens = self.encode(LabelledTexts.unlabelled(texts))
+        return tokens.batch(torch.arange(len(tokens)))[0]
+
     def encode(self, data: LabelledTexts) -> TokenizedTexts:
         """Token numbers of all texts."""
         encoded = self._fast.encode_batch(list(data.texts))
