@@ -163,6 +163,9 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "size": (32, "none"),
     "resize": (40,),
     "from_disk": ("true",),
+    "features": ("runs/features",),
+    "frozen": ("false",),
+    "head_first": ("false",),
     "workers": (0, "none"),
     "batch_size": (1_000,),
     "held_out": (0.25, "1e-3"),
@@ -225,7 +228,14 @@ CHANGES: dict[str, tuple[Any, ...]] = {
 }
 """Every key, and values that it takes."""
 SAME = {"hardware.devices": "auto", "size": "none", "workers": "none", "options.num_samples": "none"}
-SAME |= {"inputs": "images", "labels": "none", "fold": "none", "training.mixup": 0}
+SAME |= {
+    "frozen": "false",
+    "head_first": "false",
+    "inputs": "images",
+    "labels": "none",
+    "fold": "none",
+    "training.mixup": 0,
+}
 """Values that are there already."""
 
 
@@ -266,7 +276,9 @@ def test_every_key_can_be_set_and_counts_if_it_decides(tmp_path: Path, key: str)
             wanted = "none" if key == "options.posterior" else expected(value)
             assert at(recipe, key) == wanted
             assert isinstance(at(recipe, key), bool) == isinstance(wanted, bool)
-        decides = not key.startswith("hardware.") and key != "workers" and SAME.get(key) != value
+        decides = (
+            not key.startswith("hardware.") and key not in ("workers", "features") and SAME.get(key) != value
+        )
         # Of options those that are stated count, whatever the value that goes without saying.
         assert (recipe.describe() != base.describe()) == (decides or key.startswith("options.")), change
 
@@ -305,6 +317,9 @@ def test_changes_that_take_two(tmp_path: Path) -> None:
     file = written(tmp_path, STEPS)
     recipe = read_recipe(file, ["network=resnet50", "pretrained=true"])
     assert recipe.task.pretrained
+    first = read_recipe(file, ["network=resnet50", "pretrained=true", "head_first=true"])
+    assert first.task.head_first
+    assert first.describe()["task"] == {**recipe.describe()["task"], "head_first": True}
     schedule = read_recipe(file, ["schedule.decay=cosine", "schedule.milestone_shares=[]"]).config.schedule
     assert (schedule.decay, schedule.milestones) == ("cosine", ())
     assert read_recipe(file, ["seed=1", "seed=2"]).config.seed == 2  # the last word counts
