@@ -205,6 +205,18 @@ def test_a_frozen_run_predicts_as_its_head_on_the_cached_features(
     )
 
 
+def test_the_head_may_be_fitted_before_everything_is_trained(folder: Path, tmp_path: Path) -> None:
+    """It begins better than a new head ends after as many epochs."""
+    losses = []
+    for name in ("true", "false"):
+        made = recipe(folder, f"head_first={name}", "method=sngp", "schedule.epochs=1", "schedule.lr=1e-4")
+        summary = train_recipe(
+            made, engine(), CheckpointConfig(tmp_path / name, tensorboard=False), show=False
+        )
+        losses.append(summary["held_out"]["nll"])
+    assert losses[0] < 0.6 * losses[1]
+
+
 # --- predictions ------------------------------------------------------------------------------------------
 
 
@@ -290,6 +302,18 @@ def test_preprocessing_is_the_same_after_json(run: Path) -> None:
     assert isinstance(served.inputs, TextPreprocessing)
     again = TextPreprocessing.from_dict(json.loads(json.dumps(served.inputs.to_dict())), run / "model")
     assert again == served.inputs
+
+
+def test_a_plainly_saved_model_says_how_to_write_its_tokenizer(
+    folder: Path, run: Path, tmp_path: Path
+) -> None:
+    hetsngp.save(open_run(run).model, tmp_path / "model")
+    with pytest.raises(FileNotFoundError) as error:
+        open_run(tmp_path / "model")
+    line = str(error.value).partition("classes: ")[2]
+    exec(line.replace("'minilm'", repr(str(folder / "network"))), {})
+    found, before = (next(iter(predict_texts(open_run(at), ["play it"]))) for at in (tmp_path / "model", run))
+    assert (found.confidence, found.verdict) == (before.confidence, "")
 
 
 # --- evaluation -------------------------------------------------------------------------------------------
