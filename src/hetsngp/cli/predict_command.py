@@ -9,10 +9,7 @@ def add(app: Any) -> None:
     """Add the command to the application."""
     import typer
 
-    @app.command(
-        epilog="Examples: hetsngp predict runs/cifar10-cpu photos/*.jpg --json, "
-        'hetsngp predict runs/clinc150 --text "how do I change my pin"'
-    )
+    @app.command(epilog="Example: hetsngp predict runs/cifar10-cpu photos/*.jpg --json")
     def predict(
         run: Annotated[
             Path,
@@ -30,7 +27,10 @@ def add(app: Any) -> None:
         ] = None,
         text: Annotated[
             list[str] | None,
-            typer.Option(metavar="TEXT", help="A text, of a model of texts. May be repeated."),
+            typer.Option(
+                metavar="TEXT",
+                help="A text, of a model of texts, e.g. --text 'how do I change my pin'. May be repeated.",
+            ),
         ] = None,
         column: Annotated[
             str | None,
@@ -81,6 +81,8 @@ def add(app: Any) -> None:
         from hetsngp.serving.output import predict_and_show
         from hetsngp.serving.plain_models import read_class_names
 
+        if not files and not text:
+            raise ValueError("there is nothing to predict: give FILE, or of a model of texts --text TEXT")
         names = None if classes is None else read_class_names(classes)
         served = open_run(run, device=find_device(device), class_names=names)
         predict_and_show(

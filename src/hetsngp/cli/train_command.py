@@ -87,7 +87,7 @@ def _train(recipe: Any, folder: Path, note: str | None, **checkpoints: Any) -> N
     print(_next(folder, what, has_test=has_test))
 
 
-def _next(folder: Path, what: str, *, has_test: bool) -> str:
+def _next(folder: Path, what: str = "images", *, has_test: bool) -> str:
     """Next commands, quoted for a shell."""
     run = shlex.quote(str(folder))
     data = "" if has_test else " --data SET"

@@ -62,9 +62,6 @@ def predict_and_show(
     ``contact_sheet``: PNG file of the first 64 inputs, written at the end. Verdicts that no input can get are
     reported on stderr.
     """
-    if not sources and not texts:
-        what = "--text TEXT, or a file" if isinstance(served.inputs, TextPreprocessing) else "an image file"
-        raise ValueError(f"there is nothing to predict: give {what}")
     if contact_sheet is not None:
         image_inputs(served)
         check_contact_sheet(contact_sheet)

@@ -272,7 +272,7 @@ def test_long_texts_are_shortened_in_the_table_alone(run: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "there is nothing to predict: give --text TEXT, or a file"),
+        ((), "there is nothing to predict: give FILE, or of a model of texts --text TEXT"),
         (("photo.jpg",), "takes texts, not images"),
         (("missing.csv",), "there is no file missing.csv"),
         (("--text", " "), "1 of 1 texts are empty"),
