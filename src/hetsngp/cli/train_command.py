@@ -50,9 +50,10 @@ def add(app: Any) -> None:
         """Train a classifier on images or texts by a recipe.
 
         Trains, fits the posterior, calibrates, and writes OUT/model (for evaluate, predict and hetsngp.load),
-        summary.json, curves.png, metrics.csv and TensorBoard logs. Run the same command again to resume an
-        interrupted training. For several GPUs or nodes add --set hardware.devices=4, or start it by torchrun
-        or srun: docs/training.md.
+        summary.json, curves.png, metrics.csv and TensorBoard logs. The recipe frozen leaves a pretrained
+        network as it is and fits the head alone, without curves and logs. Run the same command again to
+        resume an interrupted training. For several GPUs or nodes add --set hardware.devices=4, or start it by
+        torchrun or srun: docs/training.md.
         """
         from hetsngp.training.recipes.recipe import read_recipe
 

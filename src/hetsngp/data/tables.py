@@ -333,9 +333,9 @@ def read_frame(path: Path, text: Sequence[str] | None = ()) -> Any:
 
 def _read_text(path: Path, separator: str) -> Any:
     plain: dict[str, Any] = {"dtype": str, "keep_default_na": False, "na_values": [""], "sep": separator}
-    with _expanded(path) as stream:
+    with expanded(path) as stream:
         _check_width(path, stream.read(HEAD_BYTES).decode("utf-8", "replace"), separator)
-    with _expanded(path) as stream:
+    with expanded(path) as stream:
         return _pandas().read_csv(stream, **plain)
 
 
@@ -364,7 +364,7 @@ def _surplus(path: Path, begin: str) -> ValueError:
     )
 
 
-def _expanded(path: Path) -> IO[bytes]:
+def expanded(path: Path) -> IO[bytes]:
     """Content of a file, decompressed within the limit."""
     ending = path.suffix.lower()
     if ending not in COMPRESSED:

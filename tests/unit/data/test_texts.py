@@ -1,5 +1,6 @@
 """Texts from tables, JSON lines, folders, data sets of Hugging Face's and by name."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,9 @@ def write(file: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
     frame = pandas.DataFrame(rows)
     if file.suffix == ".parquet":
         frame.to_parquet(file)
-    elif file.suffix == ".jsonl":
-        file.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
+    elif ".jsonl" in file.name:
+        content = "\n".join(json.dumps(row) for row in rows) + "\n\n"
+        file.write_bytes(gzip.compress(content.encode()) if file.suffix == ".gz" else content.encode())
     elif file.suffix == ".json":
         file.write_text(json.dumps(rows, indent=1))
     else:
@@ -36,7 +38,9 @@ def write(file: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
     return file
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.csv.gz", "a.parquet", "a.jsonl", "a.json"])
+@pytest.mark.parametrize(
+    "name", ["a.csv", "a.tsv", "a.csv.gz", "a.parquet", "a.jsonl", "a.jsonl.gz", "a.json"]
+)
 def test_every_format_gives_the_same(name: str, tmp_path: Path) -> None:
     """Also with the byte-order mark that spreadsheets write."""
     data, columns = read_texts(write(tmp_path / name))

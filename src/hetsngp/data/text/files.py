@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from hetsngp.data.bounded import read_file
-from hetsngp.data.tables import COMPRESSED, PARQUET, SEPARATORS, read_frame
+from hetsngp.data.tables import COMPRESSED, PARQUET, SEPARATORS, expanded, read_frame
 from hetsngp.data.text.columns import Columns, TextColumns, choose_columns
 from hetsngp.data.text.texts import LabelledTexts, check_texts
-from hetsngp.limits import TABLE_BYTES
+from hetsngp.limits import TABLE_BYTES, LimitExceeded
 from hetsngp.validation import check_choice
 
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 PLAIN = (".txt",)
 ENDINGS = (*SEPARATORS, *PARQUET, *JSON_LINES)
-"""Endings of files with columns; those of tables may be compressed."""
+"""Endings of files with columns, which may be compressed."""
 
 
 def read_texts(
@@ -37,7 +37,7 @@ def read_texts(
     there is none of the given name.
     """
     path = Path(path).expanduser()
-    if path.suffix.lower() in PLAIN:
+    if _ending(path) in PLAIN:
         if labelled:
             raise ValueError(
                 f"{path} has texts without classes: give a .csv or .jsonl file with a column of classes"
@@ -133,12 +133,8 @@ def read_columns(path: Path) -> dict[str, list[Any]]:
     """Values of each column of a file, None where one is missing; those of a text file are text."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
-    endings = [ending.lower() for ending in path.suffixes]
-    if endings and endings[-1] in JSON_LINES:
+    if check_choice(f"ending of {path}:", _ending(path), ENDINGS) in JSON_LINES:
         return _columns_of(_read_json(path), path)
-    if endings and endings[-1] in COMPRESSED:
-        endings.pop()
-    check_choice(f"ending of {path}:", endings[-1] if endings else "", ENDINGS)
     frame = read_frame(path, None)
     return {
         str(name): [
@@ -164,10 +160,15 @@ def class_name(value: Any) -> str | None:
 
 def is_text_file(path: str | Path) -> bool:
     """Whether a file has one of the endings that are read here."""
-    endings = [ending.lower() for ending in Path(path).suffixes]
+    return _ending(Path(path)) in (*ENDINGS, *PLAIN)
+
+
+def _ending(path: Path) -> str:
+    """Last ending of the name, but for one of a compression; "" without one."""
+    endings = [ending.lower() for ending in path.suffixes]
     if endings and endings[-1] in COMPRESSED:
         endings.pop()
-    return bool(endings) and endings[-1] in (*ENDINGS, *PLAIN)
+    return endings[-1] if endings else ""
 
 
 def _named(values: list[Any], names: Sequence[str]) -> list[Any]:
@@ -213,6 +214,18 @@ def _decoded(path: Path) -> str:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     try:
-        return read_file(path, TABLE_BYTES).decode("utf-8-sig")  # spreadsheets begin a file with a mark
+        content = _expanded(path) if path.suffix.lower() in COMPRESSED else read_file(path, TABLE_BYTES)
+        return content.decode("utf-8-sig")  # spreadsheets begin a file with a mark
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text in UTF-8 ({error}): save it as that") from error
+
+
+def _expanded(path: Path) -> bytes:
+    try:
+        with expanded(path) as stream:
+            return stream.read()
+    except LimitExceeded:
+        raise
+    except Exception as error:  # the decompressors raise many types
+        reason = str(error) or type(error).__name__
+        raise ValueError(f"{path} cannot be decompressed ({reason}): save it again") from error

@@ -7,9 +7,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +23,8 @@ from hetsngp.validation import check_positive
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 """What networks take; ``input_ids`` always."""
 MISSING = "texts are tokenized with the package tokenizers: pip install 'hetsngp[text]'"
+CHUNK = 10_000
+"""Texts tokenized at a time: what the tokenizer returns takes a hundred times the memory of the numbers."""
 MULTIPLE = 8
 """Lengths of batches on a GPU are multiples of it, for its matrix units."""
 
@@ -90,15 +94,22 @@ class TextTokenizer:
 
     def encode(self, data: LabelledTexts) -> TokenizedTexts:
         """Token numbers of all texts."""
-        encoded = self._fast.encode_batch(list(data.texts))
-        lengths = torch.tensor([len(each.ids) for each in encoded])
-        tokens = {"input_ids": _flat(each.ids for each in encoded)}
+        names = {"input_ids": "ids"}
         if "token_type_ids" in self.inputs:
-            tokens["token_type_ids"] = _flat(each.type_ids for each in encoded)
-        truncated = sum(bool(each.overflowing) for each in encoded)
+            names["token_type_ids"] = "type_ids"
+        parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
+        lengths: list[int] = []
+        truncated = 0
+        for begin in range(0, len(data), CHUNK):
+            encoded = self._fast.encode_batch(list(data.texts[begin : begin + CHUNK]))
+            lengths += (len(each.ids) for each in encoded)
+            truncated += sum(bool(each.overflowing) for each in encoded)
+            for name, attribute in names.items():
+                numbers = chain.from_iterable(getattr(each, attribute) for each in encoded)
+                parts[name].append(np.fromiter(numbers, np.int32))
         return TokenizedTexts(
-            tokens,
-            lengths,
+            {name: torch.from_numpy(np.concatenate(each)) for name, each in parts.items()},
+            torch.tensor(lengths),
             data.labels,
             data.num_classes,
             data.targets,
@@ -172,7 +183,3 @@ class TokenizedTexts:
         if self.masked:
             x["attention_mask"] = mask.long()
         return x, self.loader_labels[rows.to(self.device)]
-
-
-def _flat(parts: Any) -> Tensor:
-    return torch.tensor([number for part in parts for number in part], dtype=torch.int32)
