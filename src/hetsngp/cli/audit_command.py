@@ -18,14 +18,9 @@ def add(app: Any) -> None:
             str,
             typer.Argument(
                 metavar="DATA_OR_RECIPE",
-<<<<<<< HEAD
-                help="A folder with one folder for each class, a .npz file, a file of texts (.csv, .jsonl, "
-                ".parquet), a data set (hetsngp data), or a recipe: a .toml file or a name (hetsngp "
-                "recipes).",
-=======
-                help="A folder with one folder for each class, a .npz file, a data set (hetsngp data), a "
-                "recipe: a .toml file or a name (hetsngp recipes), or the folder of a finished run.",
->>>>>>> images
+                help="A folder with one folder for each class, a .npz file, a file of texts (.csv, "
+                ".jsonl, .parquet), a data set (hetsngp data), a recipe: a .toml file or a name (hetsngp "
+                "recipes), or the folder of a finished run.",
             ),
         ],
         out: Annotated[
@@ -64,13 +59,8 @@ def add(app: Any) -> None:
             str | None,
             typer.Option(
                 metavar="NAME",
-<<<<<<< HEAD
-                help="Frozen network: of timm's (default: efficientnet-lite0, else resnet18), or of texts "
-                "(default: minilm; a folder, or a name of the Hugging Face hub).",
-=======
-                help="Frozen network, efficientnet-lite2 or a name of timm's; default: "
-                "efficientnet-lite0, else resnet18.",
->>>>>>> images
+                help="Frozen network: efficientnet-lite2 or a name of timm's (default: efficientnet-lite0, "
+                "else resnet18); for texts a folder or a name of the Hugging Face hub (default: minilm).",
             ),
         ] = None,
         weights: Annotated[
@@ -96,20 +86,11 @@ def add(app: Any) -> None:
     ) -> None:
         """Find wrong labels of images or texts, and show and correct them.
 
-<<<<<<< HEAD
         Predicts each example by a model that was not trained on its label: on features of a frozen pretrained
-        network, or by the network of a recipe, which is trained once for each fold. Writes label_errors.csv,
-        suspicious.png (of images), confusions.csv and .png, labels.safetensors for `hetsngp train RECIPE
-        --set labels=OUT`, and review.html: a page on which a person decides. The data are never changed. Run
-        the same command again to resume: docs/audit.md.
-=======
-        Predicts each image by a model that was not trained on its label: on features of a frozen pretrained
         network, or by the network of a recipe or a run, which is trained once for each fold unless it is
-        frozen. Writes label_errors.csv,
-        suspicious.png, confusions.csv and .png, labels.safetensors for `hetsngp train RECIPE --set
-        labels=OUT`, and review.html: a page on which a person decides. The data are never changed. Run the
-        same command again to resume: docs/audit.md.
->>>>>>> images
+        frozen. Writes label_errors.csv, suspicious.png (of images), confusions.csv and .png,
+        labels.safetensors for `hetsngp train RECIPE --set labels=OUT`, and review.html: a page on which a
+        person decides. The data are never changed. Run the same command again to resume: docs/audit.md.
         """
         from hetsngp.auditing.run_audit import AuditSettings, AuditSource, apply_choices, report, run_audit
 
