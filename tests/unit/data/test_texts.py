@@ -14,6 +14,7 @@ from hetsngp.data.fingerprint import compare_fingerprints, fingerprint_data
 from hetsngp.data.images.arrays import stratified
 from hetsngp.data.text import LabelledTexts, read_texts, texts_from_columns, texts_from_datasets
 from hetsngp.data.text.sources import has_split, open_texts
+from hetsngp.limits import LimitExceeded
 
 TEXTS, TOPICS = sentences(12)
 ROWS = [
@@ -102,6 +103,21 @@ def test_files_that_are_no_texts_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="without classes"):
         read_texts(lines)
     assert read_texts(lines, labelled=False)[0].texts == ("one text", "another")
+
+
+def test_files_that_ask_for_too_much_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / "deep.jsonl"
+    deep.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="is no JSON"):
+        read_texts(deep)
+    bomb = tmp_path / "bomb.jsonl.gz"
+    bomb.write_bytes(gzip.compress(b"\n" * 1_000_000))
+    monkeypatch.setenv("HETSNGP_MAX_TABLE_BYTES", "10000")
+    with pytest.raises(LimitExceeded, match="HETSNGP_MAX_TABLE_BYTES"):
+        read_texts(bomb)
+    bomb.write_bytes(bomb.read_bytes()[:40])
+    with pytest.raises(ValueError, match="cannot be decompressed"):
+        read_texts(bomb)
 
 
 def test_splits_are_those_of_images() -> None:

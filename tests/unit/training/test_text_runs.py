@@ -16,6 +16,7 @@ pytest.importorskip("pandas", reason="pip install 'hetsngp[tables]'")
 
 import hetsngp
 from hetsngp.conversion.text_encoder import TextEncoder
+from hetsngp.data.fingerprint import fingerprint_data
 from hetsngp.data.label_files import LabelFile
 from hetsngp.data.text.preprocessing import TextPreprocessing
 from hetsngp.data.text.texts import LabelledTexts
@@ -117,9 +118,9 @@ def test_corrected_labels_are_those_of_the_same_texts(folder: Path, tmp_path: Pa
     assert changed.train.texts == plain.train.texts
     assert torch.equal(changed.train.labels, (plain.train.labels + 1) % 3)
     assert changed.train.targets is not None
-    other = LabelledTexts(data.texts[::-1], data.labels.flip(0), data.class_names)
-    LabelFile(names, data.class_names, other.labels, soft).write(tmp_path / "other")
-    with pytest.raises(ValueError, match="made for other data"):
+    other = fingerprint_data(LabelledTexts(("snow", *data.texts[1:]), data.labels, data.class_names))
+    LabelFile(names, data.class_names, data.labels, soft, fingerprint=other).write(tmp_path / "other")
+    with pytest.raises(ValueError, match="made for other data: text 0 has other content"):
         open_task(replace(task, labels=str(tmp_path / "other")), seed=0)
 
 
