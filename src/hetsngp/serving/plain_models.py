@@ -100,8 +100,7 @@ def _how_to_write_texts(folder: Path, num_classes: int) -> str:
     return (
         f"{folder / 'serving.json'} is missing, which holds the tokenizer's settings: finish the training "
         "(hetsngp train …), copy the complete folder, or write it in Python, with the name of your network "
-        "and "
-        f"those of the classes: {line}"
+        f"and those of the classes: {line}"
     )
 
 

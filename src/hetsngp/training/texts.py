@@ -50,8 +50,7 @@ class TextInputs(InputKind):
         if examples.num_classes < 2:
             raise ValueError(
                 f"all texts of {task.data} have the class {examples.class_names[0]!r}: a classifier needs "
-                "two "
-                "or more; name another column of classes, --set label_column=…"
+                "two or more; name another column of classes, --set label_column=…"
             )
         return examples
 
@@ -70,8 +69,7 @@ class TextInputs(InputKind):
         if tokens.truncated:
             _say(
                 f"{tokens.truncated} of {len(tokens)} texts have more than {asked.max_length} tokens and "
-                "are cut "
-                "there (max_length)"
+                "are cut there (max_length)"
             )
         train = TextLoader(tokens, task.batch_size, shuffle=True, seed=seed)
         held_out, test = (

@@ -18,8 +18,7 @@ SPLITS = ("train", "val", "test")
 OUT_OF_SCOPE = "oos"
 GET = (
     "git clone https://github.com/clinc/oos-eval in the folder of data sets, or only data/data_full.json "
-    "from "
-    "there"
+    "from there"
 )
 
 

@@ -75,11 +75,10 @@ def choose_columns(
         free = [name for name in columns if name != found_text and _may_be_classes(columns[name])]
         found_label = _only(free, where, columns, "classes", "label_column")
     if not _holds_text(columns[found_text]):
-        value = next(value for value in columns[found_text] if value is not None)
+        value = next((value for value in columns[found_text] if value is not None), None)
         raise ValueError(
-            f"{where}: the column {found_text!r} holds no texts but values such as {value!r:.50}: name the "
-            "column "
-            f"of the texts, of {_listed(columns)}"
+            f"{where}: the column {found_text!r} holds no texts but values such as {value!r:.50}: "
+            f"name the column of the texts, of {_listed(columns)}"
         )
     guessed = text is None or (found_label is not None and label is None)
     return TextColumns(found_text, found_label, guessed)

@@ -79,8 +79,7 @@ def texts_from_columns(
     if missing:
         raise ValueError(
             f"{where}: the column {chosen.label!r} has no class for {len(missing)} of {len(found)} texts, "
-            "the "
-            f"first is number {missing[0]} (counted from 0): give them one, or remove them"
+            f"the first is number {missing[0]} (counted from 0): give them one, or remove them"
         )
     try:
         return LabelledTexts.from_lists(texts, labels, class_names), chosen
@@ -114,8 +113,7 @@ def texts_from_datasets(
     if not hasattr(dataset, "column_names") or not hasattr(dataset, "features"):
         raise TypeError(
             f"{type(dataset).__name__} is no Dataset of the package datasets: give one, or columns by name "
-            "to "
-            "hetsngp.data.text.texts_from_columns"
+            "to hetsngp.data.text.texts_from_columns"
         )
     features = dataset.features or {}
     words = {name: tuple(getattr(features.get(name), "names", None) or ()) for name in dataset.column_names}

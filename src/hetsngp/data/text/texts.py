@@ -66,8 +66,7 @@ class LabelledTexts:
         if unknown is not None:
             raise ValueError(
                 f"there is the class {unknown!r:.100}, and the classes are {_some(classes)}: give texts of "
-                "these "
-                "classes, or also train on some of that class"
+                "these classes, or also train on some of that class"
             )
         return LabelledTexts(tuple(texts), torch.tensor([number[name] for name in names]), classes)
 
