@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tests.unit.cli.test_cli import SMALL, invoke, refused
 from tests.unit.small_sets import write_image
 
 from hetsngp.auditing.run_audit import AuditSource
 from hetsngp.data.label_files import read_labels
-from hetsngp.pretrained.image_networks import PACKAGED
+from hetsngp.pretrained.image_networks import PACKAGED, PackagedWeights
 from hetsngp.training.images import finished
 from hetsngp.training.recipes.recipe import read_recipe
 
@@ -197,13 +197,20 @@ def test_the_printed_training_of_a_small_folder_runs(
     home: Path, audited: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(home)
-    line = next(line for line in audited[1].splitlines() if line.startswith("  hetsngp train finetune"))
-    words = [*shlex.split(line)[1:-1], tmp_path / "run"]
-    for change in ("pretrained=false", f"network={NETWORK}", "size=32", "resize=32", "schedule.epochs=1"):
-        words += ["--set", change]
-    done = invoke(*words, "--set", "hardware.accelerator=cpu", "--set", "workers=0")
+    network = timm.create_model(NETWORK, num_classes=5)
+    network.load_state_dict(load_file(home / "net.safetensors"))
+    torch.save(dict(network.state_dict()), tmp_path / "net.pth")  # in the order of the layers
+    code = f"class File:\n    get_model_file_path = staticmethod(lambda: {str(tmp_path / 'net.pth')!r})\n"
+    (tmp_path / "weights_of_tests.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(PACKAGED, "tiny", PackagedWeights("weights_of_tests", "File", NETWORK))
+    line = next(line for line in audited[1].splitlines() if line.startswith("  hetsngp train frozen"))
+    words = [*shlex.split(line)[1:-1], tmp_path / "runs" / "a"]
+    changes = ("network=tiny", "size=32", "method=sngp", "options.random_features=64")
+    words += [word for change in changes for word in ("--set", change)]
+    done = invoke(*words, "--set", "hardware.accelerator=cpu")
     assert done.exit_code == 0, done.output
-    summary = finished(tmp_path / "run")
+    summary = finished(tmp_path / "runs" / "a")
     assert summary is not None
     assert summary["labels"]["path"] == "audit"
 
@@ -291,7 +298,7 @@ def test_arrays_are_audited_by_index(home: Path, tmp_path: Path) -> None:
     }
     found = {line["index"] for line in lines if line["is_label_issue"] == "True"}
     assert len(found & planted) >= 0.9 * len(planted)
-    assert "--set size=none" in done.output
+    assert "hetsngp train frozen --set data=" in done.output
 
 
 def test_labels_that_are_all_correct_warn_of_nothing(tmp_path: Path, home: Path) -> None:

@@ -173,6 +173,12 @@ class AuditSource:
         return f"{self.source} is a recipe too: --recipe trains its network in folds instead"
 
     @property
+    def cache(self) -> Path:
+        """Folder with the features that trainings by the recipe share."""
+        assert self.recipe is not None
+        return cache_folder(self.recipe.task, RUNS / "run" if self.run is None else self.run)
+
+    @property
     def folder(self) -> Path:
         """Folder of the audit where none is given."""
         if self.run is not None:
@@ -289,7 +295,9 @@ def run_audit(
         if source.recipe is None or source.recipe.task.frozen:
             found, how = _by_network(source, images, keys, folder, settings, log, say, show)
         else:
-            found, how = _by_recipe(source.recipe, images, keys, data, folder, settings, log, say, show)
+            found, how = _by_recipe(
+                source, source.recipe, images, keys, data, folder, settings, log, say, show
+            )
         notes = [f"How: {how['how']}; round {found.round} of {len(found.losses)} is used."]
         notes.append(f"To apply the choices: {source.command(folder)}")
         shown: dict[str, Any] = {"notes": notes, "most": settings.most, "page": settings.page}
@@ -351,8 +359,7 @@ def _by_network(
     task = None if source.recipe is None else source.recipe.task
     if source.recipe is not None:
         method, options = source.recipe.task.method, dict(source.recipe.task.options)
-        run = RUNS / source.recipe.name if source.run is None else source.run
-        cache = cache_folder(source.recipe.task, run)
+        cache = source.cache
     batch_size = settings.batch_size if task is None else task.batch_size
     how_run: Any = {"keys": keys, "batch_size": batch_size, "show": visible}
     if isinstance(images, LabelledTexts):
@@ -393,6 +400,7 @@ def network_of_images(settings: AuditSettings, task: Task | None, device: torch.
 
 
 def _by_recipe(
+    source: AuditSource,
     recipe: Recipe,
     images: OneLabel,
     keys: Sequence[bytes],
@@ -407,6 +415,8 @@ def _by_recipe(
     chosen, note = replace(recipe, hardware=replace(recipe.hardware, devices=1)).on_this_machine()
     if note:
         say(note)
+    if chosen.task.head_first:  # features of the pretrained network, for the runs of all folds and rounds
+        chosen = replace(chosen, task=replace(chosen.task, features=str(source.cache)))
     folds, rounds = settings.folds or FOLDS, most_rounds(len(images), settings.rounds)
     say(
         f"{folds} trainings for each round, at most {folds * rounds} for {rounds} "

