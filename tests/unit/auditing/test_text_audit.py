@@ -98,3 +98,20 @@ def test_options_of_images_are_refused(audit: tuple[Path, str], tmp_path: Path) 
     folder, _ = audit
     result = invoke("audit", folder / "tickets.csv", "--size", "8", "--out", tmp_path / "out")
     assert "--size is for networks of images" in result.output
+
+
+def test_a_finished_run_is_audited_by_its_own_features(audit: tuple[Path, str], tmp_path: Path) -> None:
+    pytest.importorskip("lightning", reason="pip install 'hetsngp[train]'")
+    folder, _ = audit
+    given = {"data": folder / "tickets.csv", "network": folder / "network", "method": "sngp"}
+    changes = [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
+    result = invoke("train", "text", *changes, "--set", "label_column=kind", "--out", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    before = sorted((tmp_path / "features").rglob("*.safetensors"))
+    result = invoke("audit", tmp_path / "run", "--out", tmp_path / "audit")
+    assert result.exit_code == 0, result.output
+    assert sorted((tmp_path / "features").rglob("*.safetensors")) == before
+    assert not (tmp_path / "audit" / "features").exists()
+    with open(tmp_path / "audit" / "label_errors.csv", newline="") as file:
+        first = [int(row["index"]) for row in csv.DictReader(file)][: len(WRONG)]
+    assert set(first) == set(WRONG)
