@@ -228,9 +228,8 @@ class AuditSource:
         """Command that trains on the labels in ``folder``, quoted for a shell; ``content`` of audit.json."""
         name = folder.resolve().name
         if self.recipe is not None:
-            name = self.recipe.name
-            known = self.source if self.run is None else name if name in recipe_names() else f"{name}.toml"
-            words = ["hetsngp", "train", known, *self._changes]
+            own = self.recipe.name if self.recipe.name in recipe_names() else f"{self.recipe.name}.toml"
+            words = ["hetsngp", "train", self.source if self.run is None else own, *self._changes]
         elif self.is_text or content["examples"] < FEW_IMAGES * len(content["classes"]):
             recipe, usual = ("text", PACKAGED) if self.is_text else ("frozen", DEFAULT_NETWORK)
             words = ["hetsngp", "train", recipe, "--set", f"data={_path_value(self.data)}"]

@@ -116,16 +116,15 @@ def _about(served: ServedModel, sets: RunSets, corrupted: Mapping[Any, Any] | No
     """Sets, recipe and versions, for the report."""
     found = {"recipe": str(served.about.get("recipe") or served.folder.name)}
     found["data"] = sets.data or str(served.about.get("data"))
-    note = _note_on_labels(served, sets)
-    if note is not None:
-        found["note"] = note
     found |= {f"ood {name}": spec for name, spec in sets.ood.items()}
     if corrupted is not None:
         whose = "made by hetsngp" if made_by_hetsngp(corrupted) else "published files"
         found["corrupted"] = f"{sets.corrupted} ({whose})"
     if sets.limit is not None:
         found["limit"] = f"{sets.limit} examples of each set"
-    return {**found, "hetsngp": importlib.import_module("hetsngp").__version__, "torch": torch.__version__}
+    found |= {"hetsngp": importlib.import_module("hetsngp").__version__, "torch": torch.__version__}
+    note = _note_on_labels(served, sets)
+    return found if note is None else {**found, "note": note}
 
 
 def _note_on_labels(served: ServedModel, sets: RunSets) -> str | None:

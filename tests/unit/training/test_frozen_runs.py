@@ -393,7 +393,8 @@ def test_an_audit_of_a_frozen_run_uses_its_features(
     assert about["network"] == NETWORK
     lines = (tmp_path / "audit" / "label_errors.csv").read_text().splitlines()
     assert {int(line.split(",")[0]) for line in lines[1:] if ",True," in line} >= set(wrong)
-    assert (
-        "hetsngp train mine.toml --set options.amplitude=3" in found.train_command(tmp_path / "audit", about)
-        or source == "recipe"
+    command = found.train_command(tmp_path / "audit", about)
+    changes = "mine.toml --set options.amplitude=3" if source == "run" else given
+    assert command == (
+        f"hetsngp train {changes} --set labels={tmp_path / 'audit'} --out runs/audit-corrected"
     )
