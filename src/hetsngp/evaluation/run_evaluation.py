@@ -15,6 +15,7 @@ from hetsngp.data.corrupted import CorruptedImages, LazyMap
 from hetsngp.data.datasets.registry import DATASETS
 from hetsngp.data.preprocessing import made_by_hetsngp
 from hetsngp.data.sources import has_test
+from hetsngp.data.text.files import is_text_file
 from hetsngp.data.text.preprocessing import TextPreprocessing
 from hetsngp.data.text.sources import has_split, is_name
 from hetsngp.evaluation.evaluator import evaluate
@@ -132,17 +133,22 @@ def _note_on_labels(served: ServedModel, sets: RunSets) -> str | None:
     own = str(served.about.get("data_path") or served.about.get("data") or "")
     if not own or sets.data is None or not _is_training_set(own, sets.data):
         return None
-    note = "these are the images that were trained on, so that the numbers are too good"
+    what = "texts" if isinstance(served.inputs, TextPreprocessing) else "images"
+    note = f"these are the {what} that were trained on, so that the numbers are too good"
     if "labels" in served.about:
         note += f"; measured by their labels as given, not as corrected by {served.about['labels']}"
     return note
 
 
 def _is_training_set(own: str, spec: str) -> bool:
-    """Whether ``spec`` is the folder of classes that a run was trained on, or that of its training images."""
+    """Whether ``spec`` is the folder or the file of texts that a run was trained on, or the folder of its
+    training images.
+    """
     if own.partition(":")[0] in DATASETS or spec.partition(":")[0] in DATASETS:
         return False
     trained, given = (Path(each).expanduser().resolve() for each in (own, spec))
+    if is_text_file(given):
+        return given == trained
     return given == trained / "train" or (given == trained and given.is_dir() and not has_test(given))
 
 

@@ -338,5 +338,8 @@ def test_evaluate_on_files(run: Path, tmp_path: Path) -> None:
     new = ("evaluate", run, "--data", tmp_path / "new.csv")
     assert "has no test texts: name others, --data SET" in invoke("evaluate", run).output
     assert "leave out --corrupted" in invoke(*new, "--corrupted", "made").output
+    own = invoke("evaluate", run, "--data", run.parent / "tickets.csv", "--out", tmp_path / "own")
+    assert "these are the texts that were trained on" in " ".join(own.output.split())
+    assert "trained on" not in result.output
     (tmp_path / "new.csv").write_text("utterance,intent\nplay it,dance\n")
     assert "'dance', and the classes are alarm" in invoke(*new).output
