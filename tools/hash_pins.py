@@ -32,7 +32,7 @@ HEADER = """\
 #
 # `make setup` checks what it installed against these. To have pip refuse any other file by itself:
 #
-#     pip install --require-hashes -r requirements-hashed.txt
+#     pip install --no-deps --require-hashes -r requirements-hashed.txt
 #     pip install --no-deps --no-build-isolation -e .
 #
 # A CUDA build of torch needs packages that are not listed: install torch first, from an index that you trust.

@@ -15,12 +15,15 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from tests.contract import toy
+from tests.unit.small_texts import sentences, tiny_bert, tokenizer_json
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 import hetsngp
+from hetsngp.conversion.text_encoder import TextEncoder
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
+from hetsngp.data.text import LabelledTexts, TextLoader, TextTokenizer
 from hetsngp.nn.backbones import ResidualMLP, WideResNet
 from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig, Trained
 
@@ -36,6 +39,12 @@ def slow_collate(rows: list[Any]) -> Any:
 
 class SlowLoader(DeviceLoader):
     def _batch(self, *args: Any) -> tuple[Tensor, Tensor]:
+        time.sleep(BATCH_SECONDS)
+        return super()._batch(*args)
+
+
+class SlowTextLoader(TextLoader):
+    def _batch(self, *args: Any) -> tuple[dict[str, Tensor], Tensor]:
         time.sleep(BATCH_SECONDS)
         return super()._batch(*args)
 
@@ -93,7 +102,21 @@ def workers() -> Case:
     return build("sngp", network), loader, TrainConfig(Schedule(4, 0.02)), None
 
 
-CASES = {"mlp": mlp, "images": images, "workers": workers}
+def texts() -> Case:
+    """7 updates an epoch, of texts of similar length; the network has dropout."""
+    tokens = TextTokenizer(tokenizer_json(), 24).encode(LabelledTexts.from_lists(*sentences(60)))
+    model = hetsngp.convert(
+        TextEncoder(tiny_bert()),
+        "hetsngp",
+        num_classes=3,
+        generator=torch.Generator().manual_seed(2),
+        **toy.TINY,
+    )
+    loader = SlowTextLoader(tokens, 8, shuffle=True)
+    return model, loader, TrainConfig(Schedule(5, 0.003, warmup=1, smooth=True), clip=1.0), None
+
+
+CASES = {"mlp": mlp, "images": images, "workers": workers, "texts": texts}
 
 
 def train(case: str, folder: Path) -> Trained:

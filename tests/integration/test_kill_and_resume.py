@@ -90,12 +90,15 @@ MOMENTS = {
     "mlp": [(2, "writing"), (5, "at once"), (14, "random")],  # 5 an epoch, 35 in all
     "images": [(4, "random"), (18, "writing")],  # 6 an epoch, 36 in all
     "workers": [(3, "writing"), (20, "random")],  # 10 an epoch, 40 in all
+    "texts": [(3, "random"), (16, "writing")],  # 7 an epoch, 35 in all
 }
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("case", MOMENTS)
 def test_a_killed_run_ends_as_if_nothing_had_been(case: str, tmp_path: Path) -> None:
+    if case == "texts":
+        pytest.importorskip("transformers")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as the processes have: several would add up in another order
     alone = killed_run.train(case, tmp_path / "alone")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from hetsngp.auditing.choices import LABEL_ERRORS
-from hetsngp.auditing.examples import Examples
+from hetsngp.auditing.examples import Examples, TextExamples
 from hetsngp.auditing.page import check_paths, write_page
 from hetsngp.auditing.sheet import draw_suspicious
 from hetsngp.data.fingerprint import Fingerprint, compare_fingerprints
@@ -116,7 +116,8 @@ def write_audit(
     LabelFile(data.names, names, given, targets, fingerprint=data.fingerprint).write(folder)
     contradicting = contradicting_copies(data)
     by_path = data.names if data.key == "path" else None
-    errors.to_csv(folder / LABEL_ERRORS, class_names=names, names=by_path)
+    texts = data.examples.texts if isinstance(data.examples, TextExamples) else None
+    errors.to_csv(folder / LABEL_ERRORS, class_names=names, names=by_path, texts=texts)
     confusions = class_confusions(errors, names)
     write_text(folder / CONFUSIONS, _confusions_csv(confusions))
     confusions.plot(folder / CONFUSION_MAP)

@@ -13,12 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.copies import image_folds
-from hetsngp.data.images.files import ImageFiles
-from hetsngp.data.label_files import LabelFile
+from hetsngp.data.label_files import LabelFile, OneLabel
 from hetsngp.files import remove_leftovers, replace_file, write_tensors
 from hetsngp.labels.rounds import Score
+from hetsngp.models.classifier import to_device
 from hetsngp.serving.bundle import open_run
 from hetsngp.training.config import CheckpointConfig
 from hetsngp.training.engine import Engine
@@ -39,7 +38,7 @@ class RecipeFolds:
     def __init__(
         self,
         recipe: Recipe,
-        images: ImageArrays | ImageFiles,
+        images: OneLabel,
         names: tuple[str, ...],
         folder: Path,
         engine: Engine,
@@ -111,10 +110,9 @@ class RecipeFolds:
 
     def _predict(self, model: Path, rows: Tensor) -> Tensor:
         served = open_run(model, device=self.engine.device, allow_download=False)
-        loader = served.inputs.loader(
-            self.images.take(rows), self.batch_size, num_workers=self.recipe.task.workers
-        )
-        found = [served.model.predict(x.to(served.device)).probs.float().cpu() for x, _ in loader]
+        inputs: Any = served.inputs
+        loader = inputs.loader(self.images.take(rows), self.batch_size, num_workers=self.recipe.task.workers)
+        found = [served.model.predict(to_device(x, served.device)).probs.float().cpu() for x, _ in loader]
         return torch.cat(found)
 
 

@@ -1,4 +1,4 @@
-"""``hetsngp audit``: an audit of images, by a frozen network or by the folds of a recipe; and its choices."""
+"""``hetsngp audit``: an audit of images or texts, by a frozen network or by folds of a recipe; choices."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from hetsngp.auditing.audit import (
@@ -27,6 +28,7 @@ from hetsngp.auditing.audit import (
 from hetsngp.auditing.choices import read_choices, write_corrected
 from hetsngp.auditing.examples import ImageExamples
 from hetsngp.auditing.recipe_folds import RecipeFolds
+from hetsngp.auditing.text_audit import audited_texts, network_of_texts
 from hetsngp.choices import MethodName
 from hetsngp.conversion.conversion import convert
 from hetsngp.data.datasets.registry import DATASETS
@@ -34,8 +36,10 @@ from hetsngp.data.fingerprint import fingerprint_data
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.copies import first_copies
 from hetsngp.data.images.files import ImageFiles
-from hetsngp.data.label_files import class_folder, example_names, read_lines
+from hetsngp.data.label_files import OneLabel, class_folder, example_names, read_lines
 from hetsngp.data.sources import HELD_OUT, open_set
+from hetsngp.data.text.sources import is_text_source
+from hetsngp.data.text.texts import LabelledTexts
 from hetsngp.files import remove_leftovers, sha256_of
 from hetsngp.fitting.progress import at_a_terminal
 from hetsngp.frozen.features import FeatureSet
@@ -46,13 +50,15 @@ from hetsngp.labels.rounds import most_rounds
 from hetsngp.locking import one_writer
 from hetsngp.pretrained.image_features import image_features, keys_with_progress
 from hetsngp.pretrained.image_networks import DEFAULT as DEFAULT_NETWORK
-from hetsngp.pretrained.image_networks import pretrained_network
+from hetsngp.pretrained.image_networks import PretrainedNetwork, pretrained_network
+from hetsngp.pretrained.text_features import text_features
+from hetsngp.pretrained.text_networks import PACKAGED
 from hetsngp.serving.bundle import find_device
 from hetsngp.training.engine import Engine
 from hetsngp.training.finished_runs import MODEL, SUMMARY, recipe_of_run
 from hetsngp.training.frozen_run import FEATURES, cache_folder
 from hetsngp.training.recipes.recipe import Recipe, read_recipe, recipe_names
-from hetsngp.training.recipes.task import ImageTask
+from hetsngp.training.recipes.task import ImageTask, Task, TextTask
 from hetsngp.validation import check_positive, check_seed
 
 AUDIT_METHOD: MethodName = "sngp"
@@ -108,12 +114,12 @@ class AuditSettings:
 
 @dataclass(frozen=True)
 class AuditSource:
-    """Images to audit, by the argument of the command."""
+    """Images or texts to audit, by the argument of the command."""
 
     source: str
     """As it was given."""
     data: str
-    """Name, folder or .npz file of the images."""
+    """Name, folder or file of the examples."""
     recipe: Recipe | None = None
     run: Path | None = None
     """Folder of the finished run that the recipe is of."""
@@ -140,10 +146,11 @@ class AuditSource:
         if changes:
             more = f", or audit the recipe {source}, --recipe" if source in recipe_names() else ""
             raise ValueError(f"--set changes a recipe, and {source} is data: leave out --set{more}")
-        if not is_name and Path(source).is_file() and Path(source).suffix != ".npz":
+        is_data_file = Path(source).suffix == ".npz" or is_text_source(source)
+        if not is_name and Path(source).is_file() and not is_data_file:
             raise ValueError(
-                f"{source} is a file: give the folder that has one folder for each class, a .npz file, or a "
-                "recipe in TOML"
+                f"{source} is a file: give the folder that has one folder for each class, a .npz file, a "
+                "file of texts (.csv, .jsonl, .parquet), or a recipe in TOML"
             )
         return AuditSource(source, source)
 
@@ -159,7 +166,8 @@ class AuditSource:
     def note(self) -> str | None:
         """Line that says what else the argument might mean."""
         if self.run is not None:
-            return f"{self.source} is a finished run: its training images are audited, by their given labels"
+            what = "texts" if self.is_text else "images"
+            return f"{self.source} is a finished run: its training {what} are audited, by their given labels"
         if self.recipe is not None or self.source not in recipe_names():
             return None
         return f"{self.source} is a recipe too: --recipe trains its network in folds instead"
@@ -180,10 +188,19 @@ class AuditSource:
         if self.source.partition(":")[0] in DATASETS:
             return DEFAULT / self.source.replace(":", "-")
         path = Path(self.source).expanduser().resolve()
-        return DEFAULT / (path.stem if path.suffix == ".npz" else path.name)
+        return DEFAULT / (path.name.partition(".")[0] if path.is_file() else path.name)
 
-    def open(self) -> tuple[ImageArrays | ImageFiles, AuditedData]:
-        """Training images, which are audited."""
+    @property
+    def is_text(self) -> bool:
+        """Whether texts are audited."""
+        return is_text_source(self.data) if self.recipe is None else isinstance(self.recipe.task, TextTask)
+
+    def open(self) -> tuple[OneLabel, AuditedData]:
+        """Training images or texts, which are audited."""
+        if self.is_text:
+            task = None if self.recipe is None else self.recipe.task
+            columns = (task.text_column, task.label_column) if isinstance(task, TextTask) else ()
+            return audited_texts(self.data, *columns)
         images = open_set(self.data, "train")
         if not isinstance(images, ImageArrays | ImageFiles):
             raise ValueError(
@@ -213,13 +230,14 @@ class AuditSource:
         if self.recipe is not None:
             own = self.recipe.name if self.recipe.name in recipe_names() else f"{self.recipe.name}.toml"
             words = ["hetsngp", "train", self.source if self.run is None else own, *self._changes]
-        elif content["examples"] < FEW_IMAGES * len(content["classes"]):
-            words = ["hetsngp", "train", "frozen", "--set", f"data={_path_value(self.data)}"]
+        elif self.is_text or content["examples"] < FEW_IMAGES * len(content["classes"]):
+            recipe, usual = ("text", PACKAGED) if self.is_text else ("frozen", DEFAULT_NETWORK)
+            words = ["hetsngp", "train", recipe, "--set", f"data={_path_value(self.data)}"]
             settings = content.get("settings", {})
             if settings.get("weights") is None and settings.get("size") is None and "network" in content:
                 # The features of the audit are those of the training.
                 network = content["network"]
-                words += [] if network == DEFAULT_NETWORK else ["--set", f"network={network}"]
+                words += [] if network == usual else ["--set", f"network={network}"]
                 words += ["--set", f"features={_path_value(str(folder / FEATURES))}"]
         else:
             words = ["hetsngp", "train", "images", "--set", f"data={_path_value(self.data)}"]
@@ -240,7 +258,7 @@ class AuditSource:
 def run_audit(
     source: AuditSource, folder: Path, settings: AuditSettings, *, say: Say = print, show: bool | None = None
 ) -> dict[str, Any]:
-    """Audit images and write everything into ``folder``; returns the content of ``audit.json``.
+    """Audit images or texts and write everything into ``folder``; returns the content of ``audit.json``.
 
     The same call resumes an interrupted audit, and returns the result of a finished one. ``say`` gets lines
     to print; ``show``: whether to show progress, None: at a terminal.
@@ -253,7 +271,8 @@ def run_audit(
     images, data = source.open()
     _check_folder(images, folder)
     if (settings.folds or 2) > len(images):
-        raise ValueError(f"{len(images)} images cannot be divided into {settings.folds} folds: choose fewer")
+        what = "texts" if source.is_text else "images"
+        raise ValueError(f"{len(images)} {what} cannot be divided into {settings.folds} folds: choose fewer")
     about: dict[str, Any] = {"data": source.data, "settings": settings.describe()}
     if source.recipe is not None:
         about["recipe"] = source.recipe.describe()
@@ -291,7 +310,7 @@ def _beside(path: str) -> list[str]:
     return [str(Path(path).parent / name) for name in folders]
 
 
-def _check_folder(images: ImageArrays | ImageFiles, folder: Path) -> None:
+def _check_folder(images: OneLabel, folder: Path) -> None:
     """Raise where the files of the audit would lie among the images, as images of a class."""
     if isinstance(images, ImageFiles):
         data, out = class_folder(images).resolve(), folder.resolve()
@@ -320,7 +339,7 @@ def _check_recipe(recipe: Recipe, source: str, settings: AuditSettings) -> None:
 
 def _by_network(
     source: AuditSource,
-    images: ImageArrays | ImageFiles,
+    images: OneLabel,
     keys: Sequence[bytes],
     folder: Path,
     settings: AuditSettings,
@@ -334,39 +353,55 @@ def _by_network(
     labels as well (experiments/label_noise).
     """
     began = time.perf_counter()
-    device, cache, method, options = find_device(settings.device), folder / FEATURES, AUDIT_METHOD, {}
-    if source.recipe is None:
-        name, size, resize, batch_size = settings.network, settings.size, None, settings.batch_size
-    else:
-        task = source.recipe.task
-        assert isinstance(task, ImageTask)
-        name, size, resize, batch_size = task.network, task.size, task.resize, task.batch_size
-        method, options = task.method, dict(task.options)
+    device, cache, method = find_device(settings.device), folder / FEATURES, AUDIT_METHOD
+    visible, options = at_a_terminal() if show is None else show, dict[str, Any]()
+    task = None if source.recipe is None else source.recipe.task
+    if source.recipe is not None:
+        method, options = source.recipe.task.method, dict(source.recipe.task.options)
         cache = source.cache
-    network = pretrained_network(name, weights=settings.weights, size=size, resize=resize, device=device)
-    say(f"features of {len(images)} images by {network.name} at {network.size} pixels")
-    visible = at_a_terminal() if show is None else show
-    h = image_features(images, network, cache, keys=keys, batch_size=batch_size, show=visible)
+    batch_size = settings.batch_size if task is None else task.batch_size
+    how_run: Any = {"keys": keys, "batch_size": batch_size, "show": visible}
+    if isinstance(images, LabelledTexts):
+        encoder = network_of_texts(settings, task, device)
+        say(f"features of {len(images)} texts by {encoder.name}")
+        h = text_features(images, encoder, cache, **how_run)
+        called, kind = encoder.name, "attention"
+        noted: dict[str, Any] = {"network": encoder.name, "max_length": encoder.tokenizer.max_length}
+    else:
+        network = network_of_images(settings, task, device)
+        say(f"features of {len(images)} images by {network.name} at {network.size} pixels")
+        h = image_features(images, network, cache, **how_run)
+        called, kind = f"{network.name}, {network.size} pixels", network.kind
+        noted = {"network": network.name, "size": network.size}
     spent = time.perf_counter() - began
     say("label errors of the features" if settings.rounds == 1 else "rounds of correction on the features")
     log.begin()
-    normalization = FROZEN_NORMALIZATION.get(network.kind, "direction")
     readout = nn.Linear(h.shape[1], images.num_classes)
-    options = {"normalization": normalization, **options}
+    options = {"normalization": FROZEN_NORMALIZATION.get(kind, "direction"), **options}
     model = convert(readout, method, h[:2], freeze=True, normalization=options["normalization"])
     features = FeatureSet(h, images.labels.cpu())
     common: Any = {"folds": settings.folds, "seed": settings.seed, "on_round": log}
     common["progress"] = visible and at_a_terminal()  # elsewhere it is a line for each of many iterations
     found = correct_labels(model.to(device), features, rounds=settings.rounds, **common, **options)
-    how = f"{method} on frozen features of {network.name}, {network.size} pixels, {found.how}"
-    about = {"method": method, "network": network.name, "size": network.size, "amplitude": found.amplitude}
+    how = f"{method} on frozen features of {called}, {found.how}"
+    about = {"method": method, **noted, "amplitude": found.amplitude}
     return found, {"how": how, **about, "seconds": {"features": round(spent, 1)}}
+
+
+def network_of_images(settings: AuditSettings, task: Task | None, device: torch.device) -> PretrainedNetwork:
+    """Frozen network of an audit, or of a recipe, on ``device``."""
+    if task is None:
+        name, size, resize = settings.network, settings.size, None
+    else:
+        assert isinstance(task, ImageTask)
+        name, size, resize = task.network, task.size, task.resize
+    return pretrained_network(name, weights=settings.weights, size=size, resize=resize, device=device)
 
 
 def _by_recipe(
     source: AuditSource,
     recipe: Recipe,
-    images: ImageArrays | ImageFiles,
+    images: OneLabel,
     keys: Sequence[bytes],
     data: AuditedData,
     folder: Path,

@@ -18,8 +18,9 @@ def add(app: Any) -> None:
             str,
             typer.Argument(
                 metavar="DATA_OR_RECIPE",
-                help="A folder with one folder for each class, a .npz file, a data set (hetsngp data), a "
-                "recipe: a .toml file or a name (hetsngp recipes), or the folder of a finished run.",
+                help="A folder with one folder for each class, a .npz file, a file of texts (.csv, "
+                ".jsonl, .parquet), a data set (hetsngp data), a recipe: a .toml file or a name (hetsngp "
+                "recipes), or the folder of a finished run.",
             ),
         ],
         out: Annotated[
@@ -58,8 +59,8 @@ def add(app: Any) -> None:
             str | None,
             typer.Option(
                 metavar="NAME",
-                help="Frozen network, efficientnet-lite2 or a name of timm's; default: "
-                "efficientnet-lite0, else resnet18.",
+                help="Frozen network: efficientnet-lite2 or a name of timm's (default: efficientnet-lite0, "
+                "else resnet18); for texts a folder or a name of the Hugging Face hub (default: minilm).",
             ),
         ] = None,
         weights: Annotated[
@@ -75,7 +76,7 @@ def add(app: Any) -> None:
             int | None,
             typer.Option(min=1, help="Side in pixels of the frozen network's input; default: its own."),
         ] = None,
-        batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
+        batch_size: Annotated[int, typer.Option(min=1, help="Examples per batch.")] = 64,
         device: Annotated[
             str,
             typer.Option(help="Device of the frozen network: cpu, cuda, cuda:1, or auto (a GPU if any)."),
@@ -83,14 +84,13 @@ def add(app: Any) -> None:
         most: Annotated[int, typer.Option(min=1, help="Most examples on the page.")] = 5000,
         no_page: Annotated[bool, typer.Option("--no-page", help="Write no page.")] = False,
     ) -> None:
-        """Find wrong labels of images, and show and correct them.
+        """Find wrong labels of images or texts, and show and correct them.
 
-        Predicts each image by a model that was not trained on its label: on features of a frozen pretrained
+        Predicts each example by a model that was not trained on its label: on features of a frozen pretrained
         network, or by the network of a recipe or a run, which is trained once for each fold unless it is
-        frozen. Writes label_errors.csv,
-        suspicious.png, confusions.csv and .png, labels.safetensors for `hetsngp train RECIPE --set
-        labels=OUT`, and review.html: a page on which a person decides. The data are never changed. Run the
-        same command again to resume: docs/audit.md.
+        frozen. Writes label_errors.csv, suspicious.png (of images), confusions.csv and .png,
+        labels.safetensors for `hetsngp train RECIPE --set labels=OUT`, and review.html: a page on which a
+        person decides. The data are never changed. Run the same command again to resume: docs/audit.md.
         """
         from hetsngp.auditing.run_audit import AuditSettings, AuditSource, apply_choices, report, run_audit
 

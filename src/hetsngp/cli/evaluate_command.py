@@ -21,8 +21,8 @@ def add(app: Any) -> None:
             list[str] | None,
             typer.Option(
                 metavar="NAME=SET",
-                help="Out-of-distribution images: a name for the report, and a data set (hetsngp data) or "
-                "folder. May be repeated.",
+                help="Out-of-distribution images or texts: a name for the report, and a data set (hetsngp "
+                "data), folder or file. May be repeated.",
             ),
         ] = None,
         corrupted: Annotated[
@@ -36,16 +36,17 @@ def add(app: Any) -> None:
         data: Annotated[
             str | None,
             typer.Option(
-                metavar="SET", help="Labelled images to use instead of the test split of the training data."
+                metavar="SET",
+                help="Labelled images or texts to use instead of the test split of the training data.",
             ),
         ] = None,
         out: Annotated[
             Path | None, typer.Option(help="Folder for the report; default: RUN/evaluation.", file_okay=False)
         ] = None,
         limit: Annotated[
-            int | None, typer.Option(min=1, help="Number of images of each set, for a quick look.")
+            int | None, typer.Option(min=1, help="Number of examples of each set, for a quick look.")
         ] = None,
-        batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 500,
+        batch_size: Annotated[int, typer.Option(min=1, help="Examples per batch.")] = 500,
         quick: Annotated[
             bool,
             typer.Option(

@@ -18,12 +18,28 @@ def add(app: Any) -> None:
             ),
         ],
         files: Annotated[
-            list[str],
+            list[str] | None,
             typer.Argument(
                 metavar="FILE",
-                help="Image files, folders of images, .npz files, or names of data sets (their test images).",
+                help="Image files, folders of images, .npz files, or names of data sets (their test split); "
+                "for a model of texts .txt, .csv, .jsonl or .parquet files, or - for standard input.",
             ),
-        ],
+        ] = None,
+        text: Annotated[
+            list[str] | None,
+            typer.Option(
+                metavar="TEXT",
+                help="A text, of a model of texts, e.g. --text 'how do I change my pin'. May be repeated.",
+            ),
+        ] = None,
+        column: Annotated[
+            str | None,
+            typer.Option(
+                metavar="NAME",
+                help="Column of the texts in .csv, .jsonl and .parquet files; default: that of the training "
+                "data, else one with a usual name.",
+            ),
+        ] = None,
         json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
         contact_sheet: Annotated[
             Path | None,
@@ -34,10 +50,10 @@ def add(app: Any) -> None:
         limit: Annotated[
             int | None,
             typer.Option(
-                min=1, help="Most images to take from each data set, from each folder, and of the files."
+                min=1, help="Most inputs to take from each data set, from each folder, and of the files."
             ),
         ] = None,
-        batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
+        batch_size: Annotated[int, typer.Option(min=1, help="Inputs per batch.")] = 64,
         classes: Annotated[
             str | None,
             typer.Option(
@@ -50,23 +66,32 @@ def add(app: Any) -> None:
             str, typer.Option(help="cpu, cuda, cuda:1, or auto: a GPU if there is one.")
         ] = "auto",
     ) -> None:
-        """Predict images: label, uncertainties and a verdict.
+        """Predict images or texts: label, uncertainties and a verdict.
 
-        Prints a line per image: label, confidence, data and model uncertainty in nats, and a verdict.
+        Prints a line per input: label, confidence, data and model uncertainty in nats, and a verdict.
 
-        confident: of held-out images with this verdict, 95 % (or what the recipe asked for) were classified
+        confident: of held-out examples with this verdict, 95 % (or what the recipe asked for) were classified
         correctly. ambiguous (a or b): the classes overlap here, or the training labels are noisy. unfamiliar:
         unlike the training data, so the label is a guess.
 
-        hetsngp train sets the thresholds on held-out images (docs/serving.md). Where it could not set one, no
-        image gets that verdict, and a note says so; without confident, ambiguous means not unfamiliar.
+        hetsngp train sets the thresholds on held-out examples (docs/serving.md). Where it could not set one,
+        no input gets that verdict, and a note says so; without confident, ambiguous means not unfamiliar.
         """
         from hetsngp.serving.bundle import find_device, open_run
         from hetsngp.serving.output import predict_and_show
         from hetsngp.serving.plain_models import read_class_names
 
+        if not files and not text:
+            raise ValueError("there is nothing to predict: give FILE, or of a model of texts --text TEXT")
         names = None if classes is None else read_class_names(classes)
         served = open_run(run, device=find_device(device), class_names=names)
         predict_and_show(
-            served, files, as_json=json, contact_sheet=contact_sheet, limit=limit, batch_size=batch_size
+            served,
+            files or [],
+            as_json=json,
+            contact_sheet=contact_sheet,
+            limit=limit,
+            batch_size=batch_size,
+            texts=text or [],
+            column=column,
         )

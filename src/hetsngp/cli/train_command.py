@@ -47,7 +47,7 @@ def add(app: Any) -> None:
             ),
         ] = False,
     ) -> None:
-        """Train a classifier on images by a recipe.
+        """Train a classifier on images or texts by a recipe.
 
         Trains, fits the posterior, calibrates, and writes OUT/model (for evaluate, predict and hetsngp.load),
         summary.json, curves.png, metrics.csv and TensorBoard logs. The recipe frozen leaves a pretrained
@@ -85,15 +85,16 @@ def _train(recipe: Any, folder: Path, note: str | None, **checkpoints: Any) -> N
         print(f"not tested: {summary['no_test']}")
     print(_verdicts(what, **summary["thresholds"]))
     has_test = summary["test"] is not None and "fold" not in summary["recipe"]["task"]
-    print(_next(folder, has_test=has_test))
+    print(_next(folder, what, has_test=has_test))
 
 
-def _next(folder: Path, *, has_test: bool) -> str:
+def _next(folder: Path, what: str = "images", *, has_test: bool) -> str:
     """Next commands, quoted for a shell."""
     run = shlex.quote(str(folder))
     data = "" if has_test else " --data SET"
     load = f"hetsngp.load({str(folder / 'model')!r})"
-    return f"next: hetsngp evaluate {run}{data}, or hetsngp predict {run} FILE…; in Python {load}"
+    given = '--text "…"' if what == "texts" else "FILE…"
+    return f"next: hetsngp evaluate {run}{data}, or hetsngp predict {run} {given}; in Python {load}"
 
 
 def _corrected(what: str, path: str, dropped: int, changed: int) -> str:

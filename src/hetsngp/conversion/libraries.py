@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from hetsngp.conversion.library_configs import DownloadRefused, check_sources, offline, without_origin
+from hetsngp.conversion.text_encoder import TextEncoder
 from hetsngp.limits import LimitExceeded, is_out_of_memory
 
 IMAGE_SIZE = 224
@@ -24,6 +25,8 @@ LIBRARIES = ("timm", "torchvision", HUGGING_FACE)
 
 def library_of(network: nn.Module) -> str | None:
     """Package that a network comes from, by the modules of its classes; None: another."""
+    if isinstance(network, TextEncoder):
+        return library_of(network.network)
     if hasattr(network, "config") and any(c.__name__ == "PreTrainedModel" for c in type(network).__mro__):
         return HUGGING_FACE
     package = type(network).__module__.partition(".")[0]
@@ -45,6 +48,7 @@ def example_for(network: nn.Module) -> Any:
 
 
 def _hugging_face_example(network: Any) -> Any:
+    network = network.network if isinstance(network, TextEncoder) else network
     if network.main_input_name == "pixel_values":
         size = getattr(network.config, "image_size", None) or IMAGE_SIZE
         height, width = size if isinstance(size, tuple | list) else (size, size)
@@ -70,8 +74,10 @@ def last_layer_of(network: nn.Module) -> str | None:
     """Name of the last layer, where the library says which it is.
 
     timm does (its ``num_features`` is the width before a head's hidden layers, so it is not that). An
-    nn.Identity there means that the network already returns features.
+    nn.Identity there means that the network already returns features, as an encoder of texts does.
     """
+    if isinstance(network, TextEncoder):
+        return "classifier"
     if library_of(network) != "timm" or not hasattr(network, "get_classifier"):
         return None
     layer = network.get_classifier()  # type: ignore[operator]
@@ -82,7 +88,7 @@ def last_layer_of(network: nn.Module) -> str | None:
 
 def default_options(network: nn.Module) -> dict[str, Any]:
     """Options of ``build`` that the configuration of the network decides."""
-    if library_of(network) == HUGGING_FACE:
+    if library_of(network) == HUGGING_FACE and not isinstance(network, TextEncoder):
         multi_label = getattr(network.config, "problem_type", None) == "multi_label_classification"
         return {"link": "sigmoid"} if multi_label else {}
     return {}
@@ -215,6 +221,10 @@ def _construct_torchvision(config: dict[str, Any]) -> nn.Module:
 
 
 def _describe_hugging_face(network: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(network, TextEncoder):
+        for inner in _describe_hugging_face(network.network):
+            yield {**inner, "pooling": network.pooling}
+        return
     name = type(network).__name__
     if getattr(sys.modules[HUGGING_FACE], name, None) is type(network):
         config = without_origin(network.config.to_dict())
@@ -228,7 +238,8 @@ def _construct_hugging_face(config: dict[str, Any]) -> nn.Module:
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         raise ValueError(f"transformers has no network {config['class']!r}")
     values = without_origin(config["config"])
-    return kind(transformers.AutoConfig.for_model(values.pop("model_type"), **values))
+    network = kind(transformers.AutoConfig.for_model(values.pop("model_type"), **values))
+    return TextEncoder(network, config["pooling"]) if "pooling" in config else network
 
 
 _DESCRIBE: dict[str, Callable[[Any], Iterator[dict[str, Any]]]] = {

@@ -19,7 +19,7 @@ from hetsngp.limits import CONFIG_NUMBER, CONFIG_POSITIONS
 # Arguments of timm.create_model that describe a network: no other is written by hetsngp.save.
 _TIMM_KEYS = {"model_name", "num_classes", "global_pool", "drop_rate", "in_chans", "img_size"}
 _TORCHVISION_KEYS = {"name", "num_classes"}
-_TRANSFORMERS_KEYS = {"class", "config"}
+_TRANSFORMERS_KEYS = {"class", "config", "pooling"}
 # A name of timm's own list: other sources have a scheme or a path ("hf-hub:…", "local-dir:…").
 _TIMM_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)?")
 # Where the network came from: transformers does not need it to construct one.

@@ -25,6 +25,8 @@ from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.files import ImageFiles, _FromDisk
 from hetsngp.data.images.multi_label import MultiLabelFiles, _Decoded
 from hetsngp.data.shards.streams import ShardedImages, ShardStream
+from hetsngp.data.text.texts import LabelledTexts
+from hetsngp.data.text.tokenizer import TokenizedTexts
 
 SAMPLE = 64
 """Examples, or files, whose content is hashed, the first and the last among them."""
@@ -42,7 +44,7 @@ Fingerprint = dict[str, Any]
 
 
 def fingerprint_data(data: Any, *, everything: bool = False) -> Fingerprint | None:
-    """Fingerprint of images, of a data set of tensors or of batches in a list; None: of another kind.
+    """Fingerprint of images, texts, a data set of tensors or batches in a list; None: of another kind.
 
     ``everything``: with a hash of all contents, however large.
 
@@ -69,6 +71,12 @@ def fingerprint_data(data: Any, *, everything: bool = False) -> Fingerprint | No
         names = (data.wnids, data.class_names, data.numbering)
         found = _files(len(data.shards), data.shards.__getitem__, everything)
         return found | {"examples": len(data), "labels": _sha(_json(names))}
+    if isinstance(data, LabelledTexts):
+        return _texts(data.texts) | _labels(data.labels, data.class_names, data.targets)
+    if isinstance(data, TokenizedTexts):
+        every = _sha_tensors([data.lengths, *data.tokens.values()])
+        classes = map(str, range(data.num_classes))
+        return {"examples": len(data), "all": every} | _labels(data.labels, classes, data.targets)
     if isinstance(data, Subset) and type(data.dataset) is TensorDataset:
         return _tensors("example", list(data.dataset.tensors), everything, torch.as_tensor(data.indices))
     if type(data) is TensorDataset:
@@ -137,6 +145,14 @@ def _tensors(
     if everything or sum(t[:1].numel() * count * t.element_size() for t in tensors) <= IN_MEMORY:
         found["all"] = _sha_tensors(tensors if chosen is None else [t[chosen] for t in tensors])
     return found
+
+
+def _texts(texts: Sequence[str]) -> Fingerprint:
+    return {
+        "examples": len(texts),
+        "sample": [[f"text {row}", _sha(_json(texts[row]))] for row in _spread(len(texts), SAMPLE)],
+        "all": _sha(_json(texts)),
+    }
 
 
 def _labels(labels: Tensor, class_names: Iterable[str], targets: Tensor | None = None) -> Fingerprint:

@@ -25,6 +25,7 @@ from hetsngp.data.bounded import check_regular, read_file
 from hetsngp.data.fingerprint import Fingerprint, compare_fingerprints, fingerprint_data
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.files import ImageFiles
+from hetsngp.data.text.texts import LabelledTexts
 from hetsngp.files import has_checksum, replace_file, with_checksum, write_tensors
 from hetsngp.limits import CLASSES, LIST_BYTES, LimitExceeded
 from hetsngp.validation import check_class_labels, check_targets
@@ -39,7 +40,9 @@ GIVEN, PERSON = SOURCES = ("given", "person")
 ROUNDING = 1e-4
 """Difference of soft targets that rounding may make: EM in float32 goes through some tens of rounds."""
 
-Pictures = TypeVar("Pictures", ImageArrays, ImageFiles)
+OneLabel = ImageArrays | ImageFiles | LabelledTexts
+"""Examples with one label each."""
+Pictures = TypeVar("Pictures", ImageArrays, ImageFiles, LabelledTexts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,13 +277,13 @@ def read_lines(file: Path) -> list[LabelLine]:
 # --- images -----------------------------------------------------------------------------------------------
 
 
-def example_names(images: ImageArrays | ImageFiles) -> tuple[str, ...]:
+def example_names(images: OneLabel) -> tuple[str, ...]:
     """Name of each example: its path below the folder that all files have in common, or its index.
 
     >>> example_names(ImageFiles(("a/cat/1.jpg", "a/dog/1.jpg"), torch.tensor([0, 1]), ("cat", "dog")))
     ('cat/1.jpg', 'dog/1.jpg')
     """
-    if isinstance(images, ImageArrays):
+    if not isinstance(images, ImageFiles):
         return tuple(map(str, range(len(images))))
     folder = class_folder(images)
     return tuple(file.relative_to(folder).as_posix() for file in images.files)
@@ -291,25 +294,25 @@ def class_folder(images: ImageFiles) -> Path:
     return Path(os.path.commonpath([file.parent for file in images.files]))
 
 
-def open_labels(path: str | Path, images: ImageArrays | ImageFiles) -> LabelFile:
+def open_labels(path: str | Path, images: OneLabel) -> LabelFile:
     """:func:`read_labels` for ``images``, in their order."""
     return match_labels(images, read_labels(path, images.class_names))
 
 
-def match_labels(images: ImageArrays | ImageFiles, labels: LabelFile) -> LabelFile:
+def match_labels(images: OneLabel, labels: LabelFile) -> LabelFile:
     """``labels`` in the order of ``images``; an error names what shows that they were made for other data.
 
     Examples are matched by their index where that is their name, else by path.
     """
-    if not isinstance(images, ImageArrays | ImageFiles):
+    if not isinstance(images, OneLabel):
         raise ValueError(
-            f"corrected labels are for images with one label each, not for {type(images).__name__}"
+            f"corrected labels are for examples with one label each, not for {type(images).__name__}"
         )
     if labels.class_names != images.class_names:
         odd = sorted(set(labels.class_names) ^ set(images.class_names)) or ["their order"]
         raise _other_data(f"the classes differ, e.g. {odd[0]!r}")
     if len(labels) != len(images):
-        raise _other_data(f"there are {len(labels)} labels and {len(images)} images")
+        raise _other_data(f"there are {len(labels)} labels and {len(images)} examples")
     row_of = {name: row for row, name in enumerate(labels.names)}
     wanted = tuple(map(str, range(len(images)))) if "0" in row_of else example_names(images)
     missing = next((name for name in wanted if name not in row_of), None)
@@ -325,7 +328,10 @@ def match_labels(images: ImageArrays | ImageFiles, labels: LabelFile) -> LabelFi
         raise _other_data(f"the given label of {wanted[first]!r} is {before!r}, and {now!r} in the data")
     before_images = labels.fingerprint or {}
     # Files may be copies of another size. Examples that are known by their index alone must be the same.
-    if isinstance(images, ImageArrays) and "shapes" in before_images:
+    by_index = isinstance(images, LabelledTexts) or (
+        isinstance(images, ImageArrays) and "shapes" in before_images
+    )
+    if by_index:
         try:
             changes = compare_fingerprints(before_images, fingerprint_data(images) or {})
         except (TypeError, LookupError) as error:

@@ -289,8 +289,8 @@ def _as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
 # --- reading files --------------------------------------------------------------------------------------
 
 
-def read_frame(path: Path, text: Sequence[str] = ()) -> Any:
-    """Read a file into a data frame of pandas; the columns in ``text`` stay text.
+def read_frame(path: Path, text: Sequence[str] | None = ()) -> Any:
+    """Read a file into a data frame of pandas; the columns in ``text`` stay text, None: all as they are.
 
     Every field of a text file is read as text, and the type of a column is decided here: pandas takes "NA"
     for missing, and "true" for a bool or an object depending on the rest of the column.
@@ -324,6 +324,8 @@ def read_frame(path: Path, text: Sequence[str] = ()) -> Any:
     frame.columns = [str(name) for name in frame.columns]
     if not frame.columns.is_unique:
         raise ValueError(f"{path} has two columns of one name: give each a name of its own")
+    if text is None:
+        return frame
     convert = _from_parquet if kind in PARQUET else _from_text
     # A new frame: replacing columns one by one takes time that grows with their square.
     return pandas.DataFrame({name: v if name in text else convert(v) for name, v in frame.items()})
@@ -331,9 +333,9 @@ def read_frame(path: Path, text: Sequence[str] = ()) -> Any:
 
 def _read_text(path: Path, separator: str) -> Any:
     plain: dict[str, Any] = {"dtype": str, "keep_default_na": False, "na_values": [""], "sep": separator}
-    with _expanded(path) as stream:
+    with expanded(path) as stream:
         _check_width(path, stream.read(HEAD_BYTES).decode("utf-8", "replace"), separator)
-    with _expanded(path) as stream:
+    with expanded(path) as stream:
         return _pandas().read_csv(stream, **plain)
 
 
@@ -362,7 +364,7 @@ def _surplus(path: Path, begin: str) -> ValueError:
     )
 
 
-def _expanded(path: Path) -> IO[bytes]:
+def expanded(path: Path) -> IO[bytes]:
     """Content of a file, decompressed within the limit."""
     ending = path.suffix.lower()
     if ending not in COMPRESSED:

@@ -15,23 +15,27 @@ from hetsngp.data.corrupted import CorruptedImages, LazyMap
 from hetsngp.data.datasets.registry import DATASETS
 from hetsngp.data.preprocessing import made_by_hetsngp
 from hetsngp.data.sources import has_test
+from hetsngp.data.text.files import is_text_file
+from hetsngp.data.text.preprocessing import TextPreprocessing
+from hetsngp.data.text.sources import has_split, is_name
 from hetsngp.evaluation.evaluator import evaluate
 from hetsngp.evaluation.report import Report
 from hetsngp.evaluation.restriction import restrict
 from hetsngp.models.methods import METHODS
-from hetsngp.serving.bundle import ServedModel, open_run
+from hetsngp.serving.bundle import ServedModel, image_inputs, open_run
+from hetsngp.serving.predictions import tell
 
 
 @dataclass(frozen=True)
 class RunSets:
-    """Sets to evaluate a run on: names of data sets, folders or .npz files."""
+    """Sets to evaluate a run on: names of data sets, folders or files."""
 
     data: str | None = None
-    """Labelled images; None: the test images of the training data set."""
+    """Labelled examples; None: the test examples of the training data set."""
     ood: Mapping[str, str] = field(default_factory=dict)
     corrupted: str | None = None
     limit: int | None = None
-    """Largest number of images of each set."""
+    """Largest number of examples of each set."""
 
 
 def evaluate_run(
@@ -51,8 +55,8 @@ def evaluate_run(
     served = open_run(run, device=device)
     inputs, trained_on = served.inputs, str(served.about.get("data") or "")
     spec = sets.data or _own_set(served, run)
-    id_images = inputs.open(spec, limit=sets.limit)
-    ood_images = {name: inputs.open(other, limit=sets.limit) for name, other in sets.ood.items()}
+    id_images = _open(served, spec, sets.limit, labelled=True)
+    ood_images = {name: _open(served, other, sets.limit, labelled=False) for name, other in sets.ood.items()}
     corrupted = None
     if sets.corrupted is not None:
         corrupted = inputs.open_corrupted(sets.corrupted, clean=spec, limit=sets.limit)
@@ -66,7 +70,7 @@ def evaluate_run(
         return inputs.loader(images, batch_size, device=device, resize=resize)
 
     # The images of ImageNet-C are cropped already.
-    cut = inputs.size[0] if sets.corrupted == "imagenet-c" else None
+    cut = image_inputs(served).size[0] if sets.corrupted == "imagenet-c" else None
     prepared = f"{inputs.to_dict()} {batch_size} {cut}"
     return evaluate(
         model,
@@ -81,21 +85,31 @@ def evaluate_run(
     )
 
 
+def _open(served: ServedModel, spec: str, limit: int | None, *, labelled: bool) -> Any:
+    """Open a set; texts of out-of-distribution files need no classes."""
+    if isinstance(served.inputs, TextPreprocessing):
+        return served.inputs.open(spec, limit=limit, labelled=labelled or is_name(spec), say=tell)
+    return served.inputs.open(spec, limit=limit)
+
+
 def _own_set(served: ServedModel, run: str | Path) -> str:
-    """Data set that the run was trained on, if there are test images."""
+    """Data set that the run was trained on, if it has a test part."""
     # A path that was given from another folder is still found.
+    is_text = isinstance(served.inputs, TextPreprocessing)
+    what = "texts" if is_text else "images"
     spec = str(served.about.get("data_path") or served.about.get("data") or "")
     if not spec:
-        raise ValueError(f"{run} does not say what it was trained on: name the labelled images, --data SET")
+        raise ValueError(f"{run} does not say what it was trained on: name the labelled {what}, --data SET")
     if spec.partition(":")[0] in DATASETS:
         return spec
     path = Path(spec).expanduser()
     if not path.exists():
         raise FileNotFoundError(
-            f"{run} was trained on {spec}, where nothing is any more: name the labelled images, --data SET"
+            f"{run} was trained on {spec}, where nothing is any more: name the labelled {what}, --data SET"
         )
-    if path.is_dir() and not has_test(path):  # classes alone, all of which were trained on
-        raise ValueError(f"{spec}, which it was trained on, has no test images: name others, --data SET")
+    has_own = has_split(path, "test") if is_text else not path.is_dir() or has_test(path)
+    if not has_own:  # all of it was trained on
+        raise ValueError(f"{spec}, which it was trained on, has no test {what}: name others, --data SET")
     return spec
 
 
@@ -108,7 +122,7 @@ def _about(served: ServedModel, sets: RunSets, corrupted: Mapping[Any, Any] | No
         whose = "made by hetsngp" if made_by_hetsngp(corrupted) else "published files"
         found["corrupted"] = f"{sets.corrupted} ({whose})"
     if sets.limit is not None:
-        found["limit"] = f"{sets.limit} images of each set"
+        found["limit"] = f"{sets.limit} examples of each set"
     found |= {"hetsngp": importlib.import_module("hetsngp").__version__, "torch": torch.__version__}
     note = _note_on_labels(served, sets)
     return found if note is None else {**found, "note": note}
@@ -119,17 +133,22 @@ def _note_on_labels(served: ServedModel, sets: RunSets) -> str | None:
     own = str(served.about.get("data_path") or served.about.get("data") or "")
     if not own or sets.data is None or not _is_training_set(own, sets.data):
         return None
-    note = "these are the images that were trained on, so that the numbers are too good"
+    what = "texts" if isinstance(served.inputs, TextPreprocessing) else "images"
+    note = f"these are the {what} that were trained on, so that the numbers are too good"
     if "labels" in served.about:
         note += f"; measured by their labels as given, not as corrected by {served.about['labels']}"
     return note
 
 
 def _is_training_set(own: str, spec: str) -> bool:
-    """Whether ``spec`` is the folder of classes that a run was trained on, or that of its training images."""
+    """Whether ``spec`` is the folder or the file of texts that a run was trained on, or the folder of its
+    training images.
+    """
     if own.partition(":")[0] in DATASETS or spec.partition(":")[0] in DATASETS:
         return False
     trained, given = (Path(each).expanduser().resolve() for each in (own, spec))
+    if is_text_file(given):
+        return given == trained
     return given == trained / "train" or (given == trained and given.is_dir() and not has_test(given))
 
 

@@ -120,12 +120,14 @@ class LabelErrors:
         *,
         class_names: Sequence[str] | None = None,
         names: Sequence[str] | None = None,
+        texts: Sequence[str] | None = None,
     ) -> None:
         """Write a line for each example, most suspicious first, with cleanlab's names of the columns.
 
         ``label_score`` is 1 − ``wrong_probability``, empty where that is not known. ``class_names``: None:
         those of the result, or numbers. ``names``: what to call the examples, such as the paths of files, in
-        a column ``path``; None: their numbers, in a column ``index``. One annotator only.
+        a column ``path``; None: their numbers, in a column ``index``. ``texts``: the examples, where they are
+        texts, for a column ``text`` at the end. One annotator only.
         """
         labels, wrong = (x.reshape(len(self), -1) for x in (self.labels, self.wrong_probability))
         if labels.shape[1] > 1:
@@ -135,15 +137,19 @@ class LabelErrors:
             )
         key = "index" if names is None else "path"
         rows: list[list[Any]] = [[key, "is_label_issue", "label_score", "given_label", "predicted_label"]]
+        rows[0] += [] if texts is None else ["text"]
         called = class_names_of(class_names, self)
         examples = range(len(self)) if names is None else list(names)  # a Series has an index of its own
         if len(examples) != len(self):
             raise ValueError(f"there are {len(examples)} names for {len(self)} examples: name each once")
+        if texts is not None and len(texts) != len(self):
+            raise ValueError(f"there are {len(texts)} texts for {len(self)} examples: give the text of each")
         flagged = self.is_wrong.reshape(-1)
         for i in self.order.tolist():
             score = "" if np.isnan(wrong[i, 0]) else f"{1 - wrong[i, 0]:.6f}"
             given = "" if labels[i, 0] == MISSING else called[labels[i, 0]]
             rows.append([examples[i], bool(flagged[i]), score, given, called[self.suggested[i]]])
+            rows[-1] += [] if texts is None else [texts[i]]
         write_text(Path(path), csv_text(rows))
 
 

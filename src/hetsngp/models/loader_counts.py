@@ -66,9 +66,9 @@ def class_counts(loader: Iterable[Any], num_classes: int) -> Tensor | None:
 
 
 def _all_at_once(loader: Any) -> list[Any] | None:
-    """All examples in one batch, if they are in memory; else None."""
+    """Labels of all examples as one batch, if they are in memory; else None."""
     if is_device_loader(loader):  # which may leave some out in one epoch, and others in the next
-        return [(loader.dataset.images, loader.dataset.loader_labels)]
+        return [(None, loader.dataset.loader_labels)]
     return [loader.dataset.tensors] if _goes_through_all(loader) else None
 
 

@@ -31,7 +31,7 @@ from hetsngp.evaluation.restriction import restrict
 from hetsngp.io.storage import CONFIG
 from hetsngp.models.classifier import Classifier, to_device
 from hetsngp.models.ensemble import Ensemble
-from hetsngp.serving.bundle import open_run
+from hetsngp.serving.bundle import image_inputs, open_run
 from hetsngp.types import Prediction
 
 if TYPE_CHECKING:  # the definitions of the tables decide no number
@@ -69,7 +69,7 @@ class TrainedModel:
         models: list[Any] = [each.model for each in served]
         if device.type == "cuda":  # as the batches are: convolutions take half the time
             models = [model.to(memory_format=torch.channels_last) for model in models]
-        inputs = [each.inputs for each in served]
+        inputs = [image_inputs(each) for each in served]
         if len(models) == 1:
             return models[0], inputs[0]
         ensemble = Ensemble(models)

@@ -15,6 +15,7 @@ from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.copies import PART as PART_OF_KEYS
 from hetsngp.data.images.copies import content_keys
 from hetsngp.data.images.files import ImageFiles, read_image
+from hetsngp.data.text.texts import LabelledTexts
 from hetsngp.fitting.progress import ExampleProgress
 from hetsngp.pretrained.feature_cache import Unreadable, batches_of, cached_features
 from hetsngp.pretrained.image_networks import PretrainedNetwork
@@ -58,10 +59,10 @@ def image_features(
         ) from None
 
 
-def keys_with_progress(images: ImageArrays | ImageFiles, show: bool) -> list[bytes]:
+def keys_with_progress(images: ImageArrays | ImageFiles | LabelledTexts, show: bool) -> list[bytes]:
     """:func:`~hetsngp.data.images.copies.content_keys` with progress."""
     parts = math.ceil(len(images) / PART_OF_KEYS)
-    with ExampleProgress("reading", parts, show, unit="images") as shown:
+    with ExampleProgress("reading", parts, show, unit="examples") as shown:
         return content_keys(images, shown.add)
 
 

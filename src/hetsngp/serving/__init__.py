@@ -7,7 +7,7 @@ from hetsngp.serving.bundle import ServedModel, open_run, write_serving
 from hetsngp.serving.contact_sheet import draw_contact_sheet
 from hetsngp.serving.decisions import Thresholds, Verdict, set_thresholds
 from hetsngp.serving.output import as_json, as_text, predict_and_show
-from hetsngp.serving.predictions import PredictionRecord, predict_files, predict_set
+from hetsngp.serving.predictions import PredictionRecord, predict_files, predict_set, predict_texts
 
 __all__ = [
     "PredictionRecord",
@@ -21,6 +21,7 @@ __all__ = [
     "predict_and_show",
     "predict_files",
     "predict_set",
+    "predict_texts",
     "set_thresholds",
     "write_serving",
 ]

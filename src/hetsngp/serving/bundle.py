@@ -1,7 +1,8 @@
 """A finished run on disk: the saved model and ``serving.json`` beside it.
 
-``serving.json`` holds the preprocessing of the images, the class names, the thresholds of the verdicts, the
-SHA-256 of the weights they belong to and a checksum of its own content. Prediction imports no training code.
+``serving.json`` holds the preprocessing of images or texts, the class names, the thresholds of the verdicts,
+the SHA-256 of the weights they belong to and a checksum of its own content; a tokenizer of texts is a file
+beside it. Prediction imports no training code.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from hetsngp._moved import renamed
 from hetsngp.data.datasets.registry import DATASETS
 from hetsngp.data.images.decoding import short_side
 from hetsngp.data.preprocessing import Preprocessing
+from hetsngp.data.text.preprocessing import KIND, TextPreprocessing
 from hetsngp.files import CHECKSUM, has_checksum, with_checksum, write_json
 from hetsngp.io.artifact import load
 from hetsngp.io.storage import CONFIG, ArtifactError
@@ -49,7 +51,7 @@ class ServedModel:
     """A finished run, ready to predict; made by :func:`open_run`."""
 
     model: Classifier | Ensemble
-    inputs: Preprocessing
+    inputs: Preprocessing | TextPreprocessing
     thresholds: Thresholds | None
     """None: there are no verdicts."""
     folder: Path
@@ -67,7 +69,7 @@ class ServedModel:
 
 def write_serving(
     folder: str | Path,
-    inputs: Preprocessing,
+    inputs: Preprocessing | TextPreprocessing,
     thresholds: Thresholds | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> None:
@@ -88,6 +90,8 @@ def write_serving(
             "thresholds": None if thresholds is None else thresholds.to_dict(),
             "about": {**values, **_data_path(values.get("data"))},
         }
+        if isinstance(inputs, TextPreprocessing):
+            inputs.write_files(target)
         write_json(target / SERVING, with_checksum(content))
 
 
@@ -116,7 +120,7 @@ def open_run(
         raise ValueError(f"{file} has the names of the classes: leave out other ones")
     model, content = _read_together(folder, device, allow_download)
     try:
-        inputs, set_before = Preprocessing.from_dict(content["inputs"]), content["thresholds"]
+        inputs, set_before = _read_inputs(content["inputs"], folder), content["thresholds"]
         thresholds = None if set_before is None else Thresholds.from_dict(set_before)
         about = content["about"]
         if not isinstance(about, dict):
@@ -126,6 +130,31 @@ def open_run(
         reason = f"{error} is missing" if isinstance(error, KeyError) else error
         raise ArtifactError(f"{file} is damaged: {reason}; copy it again") from error
     return ServedModel(model, inputs, thresholds, folder, about)
+
+
+def text_inputs(served: ServedModel) -> TextPreprocessing:
+    """Preprocessing of a model of texts; an error for a model of images."""
+    if not isinstance(served.inputs, TextPreprocessing):
+        raise ValueError(
+            f"the model in {served.folder} takes images, and these are texts: give image files, or folders "
+            "of them"
+        )
+    return served.inputs
+
+
+def image_inputs(served: ServedModel) -> Preprocessing:
+    """Preprocessing of a model of images; an error for a model of texts."""
+    if isinstance(served.inputs, TextPreprocessing):
+        raise ValueError(
+            f"the model in {served.folder} takes texts, not images: give --text TEXT, or a file with texts "
+            "(.txt, .csv, .jsonl, .parquet)"
+        )
+    return served.inputs
+
+
+def _read_inputs(values: Any, folder: Path) -> Preprocessing | TextPreprocessing:
+    is_text = isinstance(values, Mapping) and values.get("kind") == KIND
+    return TextPreprocessing.from_dict(values, folder) if is_text else Preprocessing.from_dict(values)
 
 
 def _read_together(
@@ -201,7 +230,7 @@ def _is_of_run(folder: Path) -> bool:
 def _read(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise FileNotFoundError(
-            f"{file} is missing, which holds the preprocessing of the images: finish the training "
+            f"{file} is missing, which holds the preprocessing of the inputs: finish the training "
             "(hetsngp train …), copy the complete folder, or see hetsngp.serving.write_serving"
         )
     if file.stat().st_size > MAX_BYTES:
@@ -250,7 +279,7 @@ def _weights_digest(folder: Path) -> str:
         raise ArtifactError(f"{file} was not written by hetsngp.save: {error}") from error
 
 
-def _check_fit(model: Classifier | Ensemble, inputs: Preprocessing) -> None:
+def _check_fit(model: Classifier | Ensemble, inputs: Preprocessing | TextPreprocessing) -> None:
     """Check that the inputs match the model, and that an image of their size fits into memory."""
     if len(inputs.class_names) != model.num_classes:
         raise ValueError(f"{len(inputs.class_names)} class_names for {model.num_classes} classes")
@@ -261,6 +290,8 @@ def _check_fit(model: Classifier | Ensemble, inputs: Preprocessing) -> None:
             f"several_labels is {str(inputs.multi_label).lower()}, but the model's link is {link}: the file "
             "belongs to another model"
         )
+    if isinstance(inputs, TextPreprocessing):
+        return
     INPUT_SIDE.check(max(*inputs.size, inputs.resize or 0), "an input")
     short_side(min(inputs.size), inputs.resize)
 

@@ -184,21 +184,21 @@ def unused_verdicts(thresholds: Thresholds) -> list[str]:
 
     >>> settings = {"correct": 0.95, "share": 0.05, "held_out": 10, "accuracy": None, "coverage": 0.0}
     >>> unused_verdicts(Thresholds(None, 1.0, **settings))
-    ['no image is called confident: this needs 20 held-out images, 95% of them classified correctly']
+    ['no input is called confident: this needs 20 held-out examples, 95% of them classified correctly']
     """
     found = []
     if thresholds.confident is None:
-        needed = f"{MIN_EXAMPLES} held-out images, {thresholds.correct:.0%} of them classified correctly"
-        found.append(f"no image is called confident: this needs {needed}")
+        needed = f"{MIN_EXAMPLES} held-out examples, {thresholds.correct:.0%} of them classified correctly"
+        found.append(f"no input is called confident: this needs {needed}")
     if thresholds.unfamiliar is None:
         # The least n for which _conformal_quantile has a threshold; none for a share of 0.
         least = math.ceil(1 / thresholds.share - 1 - 1e-9) if thresholds.share else math.inf
         if thresholds.held_out >= least:
-            found.append("no image is called unfamiliar: this model has no model uncertainty to tell by")
+            found.append("no input is called unfamiliar: this model has no model uncertainty to tell by")
         elif math.isinf(least):
-            found.append("no image is called unfamiliar: the share of unfamiliar images was set to 0")
+            found.append("no input is called unfamiliar: the share of unfamiliar inputs was set to 0")
         else:
-            found.append(f"no image is called unfamiliar: this needs {least} held-out images")
+            found.append(f"no input is called unfamiliar: this needs {least} held-out examples")
     return found
 
 

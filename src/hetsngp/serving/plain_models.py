@@ -23,7 +23,9 @@ def assumed_inputs(
     sources = [member.config["backbone"] for member in members if isinstance(member, Classifier)]
     found = _timm_config(sources)
     if found is None:
-        raise FileNotFoundError(_how_to_write(folder, model.num_classes))
+        is_text = any("pooling" in (source.get("config") or ()) for source in sources)
+        how = _how_to_write_texts if is_text else _how_to_write
+        raise FileNotFoundError(how(folder, model.num_classes))
     name, size, config = found
     names = tuple(map(str, range(model.num_classes))) if class_names is None else tuple(class_names)
     if len(names) != model.num_classes:
@@ -84,6 +86,21 @@ def _how_to_write(folder: Path, num_classes: int) -> str:
         f"{folder / 'serving.json'} is missing, which holds the preprocessing of the images, and the network "
         "does not say how it takes them: finish the training (hetsngp train …), copy the complete folder, "
         f"or write it in Python, with your size, mean, std and class names: {line}"
+    )
+
+
+def _how_to_write_texts(folder: Path, num_classes: int) -> str:
+    line = (
+        "from hetsngp.data.text.preprocessing import TextPreprocessing; from "
+        "hetsngp.pretrained.text_networks "
+        "import pretrained_text_network; from hetsngp.serving import write_serving; "
+        f"write_serving({str(folder)!r}, TextPreprocessing(pretrained_text_network('minilm').tokenizer, "
+        f"tuple(map(str, range({num_classes})))))"
+    )
+    return (
+        f"{folder / 'serving.json'} is missing, which holds the tokenizer's settings: finish the training "
+        "(hetsngp train …), copy the complete folder, or write it in Python, with the name of your network "
+        f"and those of the classes: {line}"
     )
 
 

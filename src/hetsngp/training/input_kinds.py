@@ -14,7 +14,10 @@ from torch import Tensor
 from hetsngp.models.classifier import Classifier
 from hetsngp.training.recipes.task import Task
 
-KINDS = {"images": ("hetsngp.training.images", "ImageInputs")}
+KINDS = {
+    "images": ("hetsngp.training.images", "ImageInputs"),
+    "text": ("hetsngp.training.texts", "TextInputs"),
+}
 """Value of the recipe key ``inputs`` → module and name of its :class:`InputKind`."""
 
 
@@ -80,6 +83,9 @@ class InputKind(ABC):
     examples: ClassVar[str]
     """What an example is called in messages, in the plural."""
 
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
     @abstractmethod
     def open(self, spec: str, split: str) -> Any:
         """Open the ``split``, "train" or "test", of a data set; an error where it cannot be trained on."""
@@ -87,6 +93,12 @@ class InputKind(ABC):
     @abstractmethod
     def has_test(self, spec: str) -> bool:
         """Whether a data set has test examples."""
+
+    def own_held_out(self, spec: str) -> Any | None:
+        """Examples that a data set itself keeps for validation, and that are held out then; None: there are
+        none, and some of the training examples are held out.
+        """
+        return None
 
     @abstractmethod
     def has_one_label(self, examples: Any) -> bool:
@@ -127,5 +139,5 @@ class InputKind(ABC):
 def input_kind(task: Task) -> InputKind:
     """Kind of input that ``task`` is for."""
     module, name = KINDS[task.inputs]
-    kind: InputKind = getattr(importlib.import_module(module), name)()
+    kind: InputKind = getattr(importlib.import_module(module), name)(task)
     return kind

@@ -22,7 +22,8 @@ def open_task(
     ``fingerprints`` makes those of the opened sets.
 
     Folds and held-out examples are drawn from the labels as given, so that they are the same with corrected
-    labels; copies of an example are in one fold. Corrected labels are for training and held-out examples,
+    labels; copies of an example are in one fold. A data set may have its own held-out examples, whose labels
+    are not corrected. Corrected labels are for training and held-out examples,
     without those that were dropped; a fold that is tested on keeps its given labels.
     """
     kind = input_kind(task)
@@ -41,7 +42,9 @@ def open_task(
             test = kind.open(task.data, "test")
         except FileNotFoundError as error:
             missing = " ".join(str(error).split())
-    found = {} if fingerprints is None else fingerprints({"train": examples, "test": test})
+    own = kind.own_held_out(task.data)
+    sets = {"train": examples, "test": test, "held_out": own}
+    found = {} if fingerprints is None else fingerprints(sets)
     if labels is not None and fingerprints is not None:
         found = {**found, "labels": labels.to_fingerprint()}
     fold_rows = None
@@ -52,7 +55,7 @@ def open_task(
     shape, multi_label = kind.shape(examples, task), kind.is_multi_label(examples)
     corrected = None
     if single:
-        train, held_out, fold, corrected = _split(examples, labels, task, seed, fold_rows, kind.examples)
+        train, held_out, fold, corrected = _split(examples, labels, task, seed, fold_rows, kind.examples, own)
         test = test if fold is None else fold
     else:
         train, held_out = examples.split(task.held_out, seed=seed)
@@ -91,13 +94,18 @@ def _split(
     seed: int,
     fold_rows: torch.Tensor | None,
     what: str,
+    own: Any | None,
 ) -> tuple[Any, Any, Any | None, dict[str, Any] | None]:
-    """Examples to train on, held out, and of the fold; and how many have corrected labels."""
+    """Examples to train on, held out (``own``, where the data set has some), and of the fold; and how many
+    have corrected labels.
+    """
     rest, fold, corrected = torch.arange(len(examples)), None, None
     if fold_rows is not None:
         fold, rest = examples.take(fold_rows), rest[~torch.isin(rest, fold_rows)]
-    rows = stratified(examples.labels[rest], examples.num_classes, task.held_out, seed)
-    parts = [rest[each] for each in rows]
+    parts = [rest]
+    if own is None:
+        rows = stratified(examples.labels[rest], examples.num_classes, task.held_out, seed)
+        parts = [rest[each] for each in rows]
     if labels is not None:
         examples, kept = with_labels(examples, labels), labels.is_kept
         parts = [each[kept[each]] for each in parts]
@@ -105,5 +113,5 @@ def _split(
             raise ValueError(f"the labels {task.labels} drop all {what} to train on, or all held-out ones")
         changed = sum(int(labels.changed[each].sum()) for each in parts)
         corrected = {"path": task.labels, "dropped": int((~kept[rest]).sum()), "changed": changed}
-    train, held_out = (examples.take(each) for each in parts)
-    return train, held_out, fold, corrected
+    train, *held_out = (examples.take(each) for each in parts)
+    return train, held_out[0] if held_out else own, fold, corrected

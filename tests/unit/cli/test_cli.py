@@ -393,8 +393,8 @@ def test_train_makes_a_model_and_goes_on(pictures: Path, tmp_path: Path) -> None
     assert summary["recipe"]["config"]["schedule"]["milestones"] == [1, 2]
     assert summary["changes"] == settings
     assert f"test: accuracy {summary['test']['accuracy']:.4f}" in result.output
-    assert "no image is called confident: this needs 20 held-out images" in result.output  # of ten
-    assert "no image is called unfamiliar: this needs 19" in result.output
+    assert "no input is called confident: this needs 20 held-out examples" in result.output  # of ten
+    assert "no input is called unfamiliar: this needs 19" in result.output
     load = f"in Python hetsngp.load('{out}/model')"
     assert f"next: hetsngp evaluate {out}, or hetsngp predict {out} FILE…; {load}" in result.output
     model = hetsngp.load(out / "model")

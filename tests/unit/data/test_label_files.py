@@ -310,7 +310,7 @@ def test_labels_of_other_data_are_refused() -> None:
     cases: list[tuple[LabelFile, Any, str]] = [
         (labels(class_names=("cat", "dog", "yak")), files(), "the classes differ, e.g. 'owl'"),
         (labels(class_names=("dog", "cat", "owl")), files(), "the classes differ, e.g. 'their order'"),
-        (labels(), files().take([0, 1, 2]), "there are 5 labels and 3 images"),
+        (labels(), files().take([0, 1, 2]), "there are 5 labels and 3 examples"),
         (labels(names=(*NAMES[:4], "owl/2.jpg")), files(), "they have no example 'owl/1.jpg'"),
         (labels(), arrays(), "they have no example '0'"),
         (

@@ -25,7 +25,7 @@ NAMES = (
         "places365",
         "svhn",
     ),
-    *("imagenet", "imagenet-c", "imagenet-a", "imagenet-r", "imagenet-v2", "imagenet21k"),
+    *("imagenet", "imagenet-c", "imagenet-a", "imagenet-r", "imagenet-v2", "imagenet21k", "clinc150"),
 )
 SPLITS = [(name, split) for name, data in DATASETS.items() for split in data.splits]
 SOURCE = re.compile(r"https?://\S+|torchvision\.datasets\.\w+\(")
@@ -63,7 +63,7 @@ def test_the_description_is_complete(name: str) -> None:
 
 
 def test_names_that_are_none_are_told_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"'cifar10', 'cifar100', .*'imagenet21k'; did you mean 'cifar100'"):
+    with pytest.raises(ValueError, match=r"'cifar10', 'cifar100', .*'clinc150'; did you mean 'cifar100'"):
         open_data("cifar-100", root=tmp_path)
     with pytest.raises(ValueError, match="split of svhn 'val': choose one of 'train', 'test', 'extra'"):
         open_data("svhn", "val", tmp_path)

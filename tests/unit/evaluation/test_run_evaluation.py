@@ -146,7 +146,7 @@ def test_corruptions_of_the_test_images(tmp_path: Path, monkeypatch: pytest.Monk
         assert x.shape == (min(batch_size, 2), 3, 32, 32)
         assert given["corrupted_uncertainty"]
         assert given["about"]["corrupted"] == "made (made by hetsngp)"
-        assert given["about"]["limit"] == "2 images of each set"
+        assert given["about"]["limit"] == "2 examples of each set"
     assert len(fingerprints) == 2
     assert None not in fingerprints
 

@@ -746,14 +746,13 @@ def test_words_that_no_input_gets_are_said_beside_the_lines(
         return err.splitlines()
 
     assert notes() == []
-    confident = (
-        "note: no image is called confident: this needs 20 held-out images, 95% of them classified correctly"
-    )
+    needed = "20 held-out examples, 95% of them classified correctly"
+    confident = f"note: no input is called confident: this needs {needed}"
     assert notes(confident=None, accuracy=None) == [confident]
     assert notes(unfamiliar=None) == [
-        "note: no image is called unfamiliar: this model has no model uncertainty to tell by"
+        "note: no input is called unfamiliar: this model has no model uncertainty to tell by"
     ]
-    few = "note: no image is called unfamiliar: this needs 19 held-out images"
+    few = "note: no input is called unfamiliar: this needs 19 held-out examples"
     assert notes(unfamiliar=None, held_out=19)[0] != few
     assert notes(confident=None, unfamiliar=None, held_out=18) == [confident, few]
     assert "set to 0" in notes(unfamiliar=None, share=0.0)[0]

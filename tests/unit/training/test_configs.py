@@ -11,14 +11,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.unit.small_texts import sentences, write_network
 
+from hetsngp.data.text import LabelledTexts
 from hetsngp.nn.backbones import WideResNet
 from hetsngp.pretrained.image_networks import name_in_timm, pretrained_network
 from hetsngp.training.images import WIDE_RESNET, make_model
+from hetsngp.training.input_kinds import TaskData
 from hetsngp.training.recipes.recipe import Recipe, read_recipe, recipe_file, recipe_names
-from hetsngp.training.recipes.task import ImageTask
+from hetsngp.training.recipes.task import ImageTask, TextTask
+from hetsngp.training.texts import TextInputs
 
 NAMES = recipe_names()
+TEXTS = ("clinc150", "text", "text-finetune")
+IMAGES = [name for name in NAMES if name not in TEXTS]
 PAPER = json.loads(files("hetsngp.paper").joinpath("paper.json").read_text(encoding="utf-8"))
 TABLES = {
     "cifar100": ("cifar100",),
@@ -61,7 +67,7 @@ def test_there_is_a_recipe_for_every_row_of_the_papers_tables() -> None:
     rows = {
         f"{folder}/{row}" for folder, tables in TABLES.items() for table in tables for row in PAPER[table]
     }
-    others = {"cifar10", "cifar10-cpu", "cifar10n", "cifar100", "finetune", "frozen", "images"}
+    others = {"cifar10", "cifar10-cpu", "cifar10n", "cifar100", "finetune", "frozen", "images", *TEXTS}
     assert set(NAMES) == rows | others | {"cifar100/mimo", "cifar100/hetsngp_mimo"}
 
 
@@ -196,7 +202,7 @@ def small(name: str) -> Recipe:
     return read_recipe(name, changes)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "frozen"])
+@pytest.mark.parametrize("name", [name for name in IMAGES if name != "frozen"])
 def test_its_model_builds_and_has_a_loss(name: str) -> None:
     if not read_recipe(name).task.network.startswith("wrn-"):
         pytest.importorskip("timm")
@@ -217,7 +223,7 @@ def test_its_model_builds_and_has_a_loss(name: str) -> None:
 
 def test_networks_exist() -> None:
     timm = pytest.importorskip("timm")
-    for network in sorted({read_recipe(name).task.network for name in NAMES}):
+    for network in sorted({read_recipe(name).task.network for name in IMAGES}):
         wide = WIDE_RESNET.fullmatch(network)
         if wide is None:
             assert timm.is_model(name_in_timm(network)), network
@@ -256,3 +262,25 @@ def test_weights_that_cannot_be_fetched_name_a_way_on(
     with pytest.raises(RuntimeError, match=r"weights of resnet18 cannot be .* --weights FILE"):
         pretrained_network("resnet18")
     make_model(replace(task, pretrained=False), 3, (3, 32, 32))  # as it says
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_recipe_for_texts_builds_and_has_a_loss(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    task = read_recipe(name, [f"network={write_network(tmp_path / 'network')}"]).task
+    assert isinstance(task, TextTask)
+    texts = LabelledTexts.from_lists(*sentences(12))
+    data = TaskData(texts, texts, None, None)
+    kind = TextInputs(task)
+    if task.frozen:
+        made = kind.frozen_model(task, data)
+        model, inputs = made.model, made.inputs
+    else:
+        model, tokenizer = kind.make_model(task, data)
+        inputs = kind.inputs(task, data, tokenizer)
+    model.dataset_size = 12
+    loss = model.loss(*next(iter(inputs.loader(texts, 12))))
+    loss.backward()
+    assert torch.isfinite(loss)
+    trained = {name.split(".")[0] for name, p in model.named_parameters() if p.grad is not None}
+    assert trained == ({"head"} if task.frozen else {"head", "backbone"})

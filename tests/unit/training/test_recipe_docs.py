@@ -14,8 +14,10 @@ from hetsngp.models.methods import METHODS
 from hetsngp.training.hardware import PRECISIONS, STRATEGIES
 from hetsngp.training.recipes.keys import RENAMED, SECTIONS, known_keys
 from hetsngp.training.recipes.recipe import BOUND_EVERY, read_recipe, recipe_file, recipe_names
-from hetsngp.training.recipes.task import ImageTask
+from hetsngp.training.recipes.task import ImageTask, TextTask
 
+KEYS = tuple(dict.fromkeys((*known_keys(), *known_keys(TextTask))))
+"""Keys of every kind of input."""
 PAGE = Path(__file__).parents[3] / "docs" / "recipes.md"
 
 
@@ -55,16 +57,16 @@ def default_of(key: str) -> object:
     if key in special:
         return special[key]
     section, _, inner = key.rpartition(".")
-    kind = SECTIONS[section] if section else ImageTask
+    kind = SECTIONS[section] if section else ImageTask if inner in known_keys() else TextTask
     return next(field.default for field in fields(kind) if field.name == inner)
 
 
 def test_every_key_is_documented_and_no_other() -> None:
     keys = [key for key, *_ in rows("| key | default | meaning |")]
-    assert sorted(key.strip("`") for key in keys) == sorted(known_keys())
+    assert sorted(key.strip("`") for key in keys) == sorted(KEYS)
 
 
-@pytest.mark.parametrize("key", known_keys())
+@pytest.mark.parametrize("key", KEYS)
 def test_a_key_is_documented_with_its_default(key: str) -> None:
     default, meaning = documented()[key]
     expected = default_of(key)

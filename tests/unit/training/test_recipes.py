@@ -16,7 +16,7 @@ from hetsngp.training.config import TrainConfig
 from hetsngp.training.hardware import Hardware
 from hetsngp.training.recipes.keys import RENAMED, current_description, known_keys
 from hetsngp.training.recipes.recipe import Recipe, described_recipe, read_recipe, recipe_file, recipe_names
-from hetsngp.training.recipes.task import TASKS, ImageTask, Task, VerdictRules
+from hetsngp.training.recipes.task import TASKS, ImageTask, Task, TextTask, VerdictRules
 
 SAVED = Path(__file__).parents[2] / "saved_0_1"
 SMALLEST = 'data = "cifar10"\nnetwork = "wrn-10-1"\nmethod = "sngp"\n[schedule]\nepochs = 10\n'
@@ -294,6 +294,26 @@ def test_no_key_is_forgotten() -> None:
     }
 
 
+def test_keys_of_texts_are_theirs_alone(tmp_path: Path) -> None:
+    changes = {"text_column": "body", "label_column": "kind", "max_length": 64}
+    assert set(known_keys(TextTask)) - set(known_keys()) == set(changes)
+    file = tmp_path / "text.toml"
+    file.write_text(
+        'inputs = "text"\ndata = "a.csv"\nnetwork = "minilm"\nmethod = "sngp"\nschedule.epochs = 2\n'
+    )
+    base = read_recipe(file)
+    assert isinstance(base.task, TextTask)
+    assert base.task.pretrained
+    for key, value in changes.items():
+        recipe = read_recipe(file, [f"{key}={value}"])
+        assert getattr(recipe.task, key) == value
+        assert recipe.describe() != base.describe()
+        with pytest.raises(ValueError, match=f"'{key}' is no key of recipes for images, but for text"):
+            read_recipe("cifar10", [f"{key}={value}"])
+    with pytest.raises(ValueError, match="'size' is no key of recipes for text, but for images"):
+        read_recipe(file, ["size=8"])
+
+
 def test_changes_that_take_two(tmp_path: Path) -> None:
     file = written(tmp_path, STEPS)
     recipe = read_recipe(file, ["network=resnet50", "pretrained=true"])
@@ -479,7 +499,7 @@ def test_the_kind_of_input_decides_the_keys(tmp_path: Path, monkeypatch: pytest.
     for change, words in (
         (["size=8", "inputs=sounds"], "'size' is no key of recipes for sounds, but for images"),
         (["rate=8000"], "'rate' is no key of recipes for images, but for sounds"),
-        (["inputs=smells"], "inputs is one of images, sounds, got 'smells'"),
+        (["inputs=smells"], "inputs is one of images, text, sounds, got 'smells'"),
         (["inputs=sounds", "rat=1"], "did you mean 'rate'?"),
     ):
         with pytest.raises(ValueError, match=re.escape(words)):

@@ -17,7 +17,7 @@ class DataSet:
 
     name: str
     about: str
-    """One line: what it is, how many images, of what size."""
+    """One line: what it is, how many images or texts, of what size."""
     layout: str
     """Files expected, below the folder of data sets."""
     get: str

@@ -1,6 +1,7 @@
 """Registry of data sets by name; :func:`describe` lists them.
 
-To add a set, write a function (root, split) → images and add a ``DataSet`` with it to :data:`DATASETS`.
+To add a set, write a function (root, split) → images or texts and add a ``DataSet`` with it to
+:data:`DATASETS`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 from hetsngp.data.datasets.cifar import CIFAR_SETS
 from hetsngp.data.datasets.cifar_c import CIFAR_C_SETS
+from hetsngp.data.datasets.clinc150 import CLINC150
 from hetsngp.data.datasets.dataset import DataSet, data_root
 from hetsngp.data.datasets.human_labels import HUMAN_LABEL_SETS
 from hetsngp.data.datasets.imagenet import IMAGENET_SETS
@@ -19,7 +21,16 @@ from hetsngp.validation import check_choice
 
 DATASETS: dict[str, DataSet] = {
     data.name: data
-    for data in (*CIFAR_SETS, *HUMAN_LABEL_SETS, *CIFAR_C_SETS, SCENES, PLACES365, SVHN, *IMAGENET_SETS)
+    for data in (
+        *CIFAR_SETS,
+        *HUMAN_LABEL_SETS,
+        *CIFAR_C_SETS,
+        SCENES,
+        PLACES365,
+        SVHN,
+        *IMAGENET_SETS,
+        CLINC150,
+    )
 }
 
 
@@ -28,8 +39,8 @@ def open_data(name: str, split: str = "test", root: str | Path | None = None) ->
 
     ``root`` None: the environment variable HETSNGP_DATA. The class of the result depends on the set,
     ``DATASETS[name].gives``: bytes in memory (``ImageArrays``), files (``ImageFiles``), images with votes
-    (``VotedImages``), a mapping from (corruption, severity) to images, or multi-label images. A name may
-    have a variant after a colon: "cifar10n:aggre".
+    (``VotedImages``), a mapping from (corruption, severity) to images, multi-label images, or texts
+    (``LabelledTexts``). A name may have a variant after a colon: "cifar10n:aggre".
     """
     data, variant = find(name)
     check_choice(f"split of {data.name}", split, data.splits)

@@ -69,14 +69,7 @@ class ImageArrays:
 
     def take(self, indices: Tensor | np.ndarray | Sequence[int]) -> ImageArrays:
         """Examples at ``indices`` (n,), in that order; classes without examples stay."""
-        rows = torch.as_tensor(np.asarray(indices) if not isinstance(indices, Tensor) else indices)
-        if rows.dim() != 1 or len(rows) == 0:
-            raise ValueError(f"indices must be a list of at least one index, got shape {tuple(rows.shape)}")
-        if rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:
-            raise TypeError(
-                f"indices must be whole numbers, got {rows.dtype}: for a mask pass mask.nonzero().flatten()"
-            )
-        rows = rows.long().to(self.images.device)
+        rows = chosen_rows(indices).to(self.images.device)
         targets = None if self.targets is None else self.targets[rows]
         return replace(self, images=self.images[rows], labels=self.labels[rows], targets=targets)
 
@@ -98,6 +91,18 @@ class ImageArrays:
         count = self.images.numel() // channels
         mean, square = sums.cpu() / count
         return mean / 255, (square - mean.square()).clamp(min=0).sqrt() / 255
+
+
+def chosen_rows(indices: Tensor | np.ndarray | Sequence[int]) -> Tensor:
+    """Check ``indices`` of examples and convert them to (n,) int64."""
+    rows = torch.as_tensor(np.asarray(indices) if not isinstance(indices, Tensor) else indices)
+    if rows.dim() != 1 or len(rows) == 0:
+        raise ValueError(f"indices must be a list of at least one index, got shape {tuple(rows.shape)}")
+    if rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:
+        raise TypeError(
+            f"indices must be whole numbers, got {rows.dtype}: for a mask pass mask.nonzero().flatten()"
+        )
+    return rows.long()
 
 
 def stratified(

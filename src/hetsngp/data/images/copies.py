@@ -14,6 +14,7 @@ from torch import Tensor
 from hetsngp.data.bounded import read_file
 from hetsngp.data.images.arrays import ImageArrays, fold_rows
 from hetsngp.data.images.files import ImageFiles
+from hetsngp.data.text.texts import LabelledTexts
 from hetsngp.limits import IMAGE_BYTES
 
 # Images hashed between two calls of ``progress``.
@@ -21,12 +22,14 @@ PART = 1024
 
 
 def content_keys(
-    images: ImageArrays | ImageFiles, progress: Callable[[int], None] = lambda images: None
+    images: ImageArrays | ImageFiles | LabelledTexts, progress: Callable[[int], None] = lambda images: None
 ) -> list[bytes]:
-    """SHA-256 of the content of each image: of the file, or of the shape and the pixels.
+    """SHA-256 of the content of each image: of the file, or of the shape and the pixels; or of each text.
 
     ``progress`` is called with the number of images of each part.
     """
+    if isinstance(images, LabelledTexts):
+        return [hashlib.sha256(text.encode()).digest() for text in images.texts]
     keys: list[bytes] = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for begin in range(0, len(images), PART):
@@ -47,7 +50,10 @@ def first_copies(keys: Sequence[bytes]) -> Tensor:
 
 
 def image_folds(
-    images: ImageArrays | ImageFiles, folds: int, seed: int = 0, keys: Sequence[bytes] | None = None
+    images: ImageArrays | ImageFiles | LabelledTexts,
+    folds: int,
+    seed: int = 0,
+    keys: Sequence[bytes] | None = None,
 ) -> list[Tensor]:
     """Indices of each of ``folds`` parts of the images, by :func:`~hetsngp.data.images.arrays.fold_rows`.
 

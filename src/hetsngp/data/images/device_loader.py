@@ -8,17 +8,16 @@ starts.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hetsngp.data.batches import EpochBatches
 from hetsngp.data.images.arrays import ImageArrays
-from hetsngp.validation import check_positive
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class _EpochDraws:
     """(3, N) int64, see :func:`crop_and_flip`; None: no augmentation."""
 
 
-class DeviceLoader:
+class DeviceLoader(EpochBatches):
     """Batches (x, y) of ``data``; x: (b, C, H, W) float32, (x/255 − mean)/std; y: labels (b,) int64, or soft
     targets (b, K) where there are any.
 
@@ -79,15 +78,9 @@ class DeviceLoader:
         seed: int = 0,
         size: int | None = None,
     ) -> None:
-        self.dataset, self.size = data, size
-        self.batch_size = int(check_positive("batch_size", batch_size, integer=True))
-        self.shuffle, self.augment, self.seed = shuffle, augment, seed
-        self.drop_last = shuffle if drop_last is None else drop_last
-        self.epoch = 0
-        """Epoch of the next ``iter``."""
-        self.rank, self.world_size = 0, 1
+        super().__init__(batch_size, shuffle=shuffle, drop_last=drop_last, seed=seed)
+        self.dataset, self.size, self.augment = data, size, augment
         self.channels_last = False
-        self._start = 0
         self._check()
         channels = data.images.shape[1] if size is None else 3
         self.mean, self.std = _normalisation(data, mean, std, channels)
@@ -96,19 +89,13 @@ class DeviceLoader:
         self._scale, self._shift = (t.float()[:, None, None].to(data.images.device) for t in (scale, shift))
 
     def _check(self) -> None:
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise ValueError(f"seed must be a whole number of at least 0, got {self.seed!r}")
         side = min(self.dataset.images.shape[-2:])
         if self.augment is not None and self.augment.crop >= side:
             raise ValueError(
                 f"Augmentation(crop={self.augment.crop}) on images of {side} pixels would leave some black: "
                 f"choose less than {side}, e.g. {side // 8}"
             )
-        if self.drop_last and len(self.dataset) < self.batch_size:
-            raise ValueError(
-                f"{len(self.dataset)} examples give no full batch of {self.batch_size}: choose a smaller "
-                "batch_size, or drop_last=False"
-            )
+        self._check_full_batch()
 
     # --- copies for a device, for a process -------------------------------------------------------------
 
@@ -122,81 +109,14 @@ class DeviceLoader:
 
     def clean(self) -> DeviceLoader:
         """A copy that yields every image once, in order and without augmentation."""
-        other = copy.copy(self)
-        other.shuffle, other.augment, other.drop_last = False, None, False
+        other = super().clean()
+        other.augment = None
         return other
-
-    def shard(self, rank: int, world_size: int) -> DeviceLoader:
-        """A copy for one of ``world_size`` processes: its contiguous part of every global batch.
-
-        For a full batch of B that is examples [r·B/W, (r+1)·B/W). Where W does not divide a batch (never
-        with ``drop_last``) parts differ by one example, and a process without any of the last batch has a
-        batch fewer: together they yield every example once.
-        """
-        check_positive("world_size", world_size, integer=True)
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank must be one of 0 … {world_size - 1}, got {rank!r}")
-        if self.world_size > 1:
-            raise ValueError("this loader is a shard already: shard the loader of all processes")
-        below = self.batch_size - self.batch_size % world_size
-        if self.batch_size < world_size or (self.drop_last and below != self.batch_size):
-            choices = " or ".join(str(b) for b in (below, below + world_size) if b)
-            raise ValueError(
-                f"batch_size={self.batch_size} is for all {world_size} processes together and cannot be "
-                f"divided evenly: choose {choices}"
-            )
-        other = copy.copy(self)
-        other.rank, other.world_size = rank, world_size
-        return other
-
-    # --- where to resume ---------------------------------------------------------------------------------
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next ``iter``."""
-        if epoch < 0:
-            raise ValueError(f"epoch must be at least 0, got {epoch!r}")
-        self.epoch = int(epoch)
-
-    def start_at(self, batch: int) -> None:
-        """Begin the next ``iter``, and only that, with this batch; earlier ones are not computed."""
-        if not 0 <= batch <= self._global_batches():
-            raise ValueError(f"an epoch has {self._global_batches()} batches: cannot start at {batch!r}")
-        self._start = int(batch)
 
     # --- batches ----------------------------------------------------------------------------------------
 
-    def __len__(self) -> int:
-        """Number of batches of a whole epoch, for this process."""
-        count = self._global_batches()
-        begin, end = self._bounds(count - 1)
-        return count if begin < end else count - 1
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        # Not itself a generator: epoch and start count from the call, not from the first batch.
-        epoch, start = self.epoch, self._start
-        self.epoch, self._start = epoch + 1, 0
-        return self._batches(epoch, start)
-
-    def _batches(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
-        draws = self._draw(epoch)
-        for batch in range(start, len(self)):
-            yield self._batch(draws, slice(*self._bounds(batch)))
-
-    def _global_batches(self) -> int:
-        size = len(self.dataset)
-        return size // self.batch_size if self.drop_last else -(-size // self.batch_size)
-
-    def _bounds(self, batch: int) -> tuple[int, int]:
-        """First position of this process's part of a batch in the epoch, and the one after its last."""
-        begin = batch * self.batch_size
-        rows = min(self.batch_size, len(self.dataset) - begin)
-        return begin + rows * self.rank // self.world_size, begin + rows * (self.rank + 1) // self.world_size
-
-    def _draw(self, epoch: int) -> _EpochDraws:
+    def _draw(self, generator: torch.Generator) -> _EpochDraws:
         size, device, augment = len(self.dataset), self.dataset.images.device, self.augment
-        # SeedSequence mixes: seed 0 in epoch 1 is unrelated to seed 1 in epoch 0.
-        state = np.random.SeedSequence((self.seed, epoch)).generate_state(1, np.uint64)[0]
-        generator = torch.Generator().manual_seed(int(state >> np.uint64(1)))
         order = windows = None
         # The order comes first, so that augmentation does not change it.
         if self.shuffle:

@@ -137,7 +137,29 @@ class ImageTask(Task):
         return described
 
 
-TASKS: dict[str, type[Task]] = {task.inputs: task for task in (ImageTask,)}
+@dataclass(frozen=True)
+class TextTask(Task):
+    """Data, network and method of a training on texts."""
+
+    network: str = "minilm"
+    """"minilm" (weights by pip), a local folder, or a name of the Hugging Face hub."""
+    pretrained: bool = True
+    text_column: str | None = None
+    """Column of the texts; None: guessed."""
+    label_column: str | None = None
+    """Column of the classes; None: guessed."""
+    max_length: int | None = None
+    """Tokens of a text, which is cut there; None: as many as the network was made for."""
+
+    inputs: ClassVar[str] = "text"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_length is not None:
+            check_positive("max_length", self.max_length, integer=True)
+
+
+TASKS: dict[str, type[Task]] = {task.inputs: task for task in (ImageTask, TextTask)}
 """Value of the recipe key ``inputs`` → the class that has the keys of that kind."""
 
 
