@@ -22,7 +22,8 @@ Batch = tuple[Tensor, ...]
 ITERATIONS_PER_ROUND, MAX_ROUNDS, HISTORY_SIZE = 5, 40, 20
 # Nats by which a round must lower the loss: per example, and in total.
 MIN_GAIN, MIN_TOTAL_GAIN = 1e-5, 0.05
-# Typical curvature of −log p(y) in a logit: 0.09 for ten equally likely classes, 0 for a certain label.
+# Typical curvature of −log p(y) in a logit: 0.09 for ten equally likely classes, 0 for a certain label. Of K
+# classes, more than ten, it is less by (10/K)²: most of them are certainly not the label.
 CURVATURE = 0.03
 # Largest examples × classes of one evaluation, with 64 integration points of each in memory; and examples.
 MAX_LOGITS, MAX_EXAMPLES = 2**21, 2**15
@@ -62,7 +63,9 @@ def fit_map(
 
 
 def _rounds(model: Classifier, batches: list[Batch], weight_decay: float, seed: int) -> Iterator[float]:
-    """Yield the loss after each round, until a round no longer lowers it enough."""
+    """Yield the loss after each round, until one no longer lowers it enough, or all later ones together would
+    not, if gains went on to fall as they did last.
+    """
     count = sum(len(y) for _, y, _ in batches)
     parameters = [
         (parameter, _step_size(model, parameter, batches), group["weight_decay"])
@@ -70,8 +73,12 @@ def _rounds(model: Classifier, batches: list[Batch], weight_decay: float, seed: 
         for parameter in group["params"]
     ]
     scaled = [nn.Parameter(parameter.detach() / size) for parameter, size, _ in parameters]
+    known: list[tuple[list[Tensor], Tensor]] = []  # where the last evaluation was, and its value
 
     def evaluate() -> Tensor:
+        # L-BFGS begins each call where the last one ended; the gradients are still there.
+        if known and all(map(torch.equal, known[0][0], scaled)):
+            return known[0][1]
         with torch.no_grad():
             for variable, (parameter, size, _) in zip(scaled, parameters, strict=True):
                 parameter.copy_(variable * size)
@@ -89,6 +96,7 @@ def _rounds(model: Classifier, batches: list[Batch], weight_decay: float, seed: 
                 gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 variable.grad = (gradient + decay * parameter) * size
                 value = value + 0.5 * decay * parameter.square().sum()
+        known[:] = [([variable.detach().clone() for variable in scaled], value)]
         return value
 
     optimizer = torch.optim.LBFGS(
@@ -99,17 +107,18 @@ def _rounds(model: Classifier, batches: list[Batch], weight_decay: float, seed: 
         tolerance_change=0,
         line_search_fn="strong_wolfe",
     )
-    min_gain = min(MIN_GAIN, MIN_TOTAL_GAIN / (model.dataset_size or count))
-    last = float("inf")
+    enough = min(MIN_GAIN, MIN_TOTAL_GAIN / (model.dataset_size or count))
+    last, before = math.inf, math.inf
     for _ in range(MAX_ROUNDS):
         optimizer.step(evaluate)
         loss = float(evaluate())
         if not math.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss}: lower the amplitude, or train by AdamW, epochs=50")
         yield loss
-        if last - loss < min_gain:
+        gain = last - loss
+        if gain < enough or (gain < before < math.inf and gain**2 / (before - gain) < enough):
             break
-        last = loss
+        last, before = loss, gain
     model.zero_grad(set_to_none=True)
 
 
@@ -123,5 +132,6 @@ def _step_size(model: Classifier, parameter: Tensor, batches: list[Batch]) -> Te
     latent = model.head.latent if isinstance(model.head, GaussianHead) else None
     if isinstance(latent, RandomFeatureGP) and parameter is latent.beta:
         squares = torch.stack([weight @ latent.features(x).square() for x, _, weight in batches]).sum(0)
-        return (1 + CURVATURE * squares).rsqrt().unsqueeze(1)
+        curvature = CURVATURE * min(1.0, 10 / model.num_classes) ** 2
+        return (1 + curvature * squares).rsqrt().unsqueeze(1)
     return parameter.new_tensor(parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1)

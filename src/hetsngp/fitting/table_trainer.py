@@ -397,7 +397,13 @@ class TableTrainer:
         if not isinstance(model.backbone, Features):
             return model, model, tables
         h = [torch.as_tensor(table.x).to(model.temperature) for table in tables]
-        model.head.adapt(h[0], torch.Generator().manual_seed(self.seeds[0]))
+        order = torch.Generator().manual_seed(self.seeds[0])
+        model.head.adapt(h[0], order)
+        latent = _gp_of(model)
+        if latent is not None and latent.inducing is None:
+            if not self.map_by_lbfgs:  # the statistics of random features move with the steps of AdamW
+                return model, model, tables
+            latent.set_statistics(h[0], order)
         if not can_precompute(model, sum(map(len, h))):
             return model, model, tables
         view, x = precomputed(model, h)
@@ -424,14 +430,23 @@ def _eval_batches(model: Classifier, table: TrainingTable) -> TableBatches:
     return table.batches(model.temperature, EVAL_BATCH_SIZE)
 
 
-def can_precompute(model: Classifier, examples: int) -> bool:
-    """Whether kernel features can be computed once: they do not change (inducing features), and those of so
-    many ``examples`` fit in memory.
-    """
+def _gp_of(model: Classifier) -> RandomFeatureGP | None:
     latent = model.head.latent if isinstance(model.head, GaussianHead) else None
-    if not isinstance(latent, RandomFeatureGP) or latent.inducing is None:
-        return False
-    return examples * latent.num_kernel_features <= MAX_PRECOMPUTED
+    return latent if isinstance(latent, RandomFeatureGP) else None
+
+
+def has_inducing_features(model: Classifier) -> bool:
+    """Whether the model is a GP on inducing features."""
+    latent = _gp_of(model)
+    return latent is not None and latent.inducing is not None
+
+
+def can_precompute(model: Classifier, examples: int) -> bool:
+    """Whether the model is a GP of which the kernel features of so many ``examples`` fit in memory, so that
+    they can be computed once, after ``adapt``.
+    """
+    latent = _gp_of(model)
+    return latent is not None and examples * latent.num_kernel_features <= MAX_PRECOMPUTED
 
 
 def precomputed(model: Classifier, h: Sequence[Tensor]) -> tuple[Classifier, tuple[Tensor, ...]]:
@@ -442,7 +457,8 @@ def precomputed(model: Classifier, h: Sequence[Tensor]) -> tuple[Classifier, tup
     head = model.head
     assert isinstance(head, GaussianHead)
     assert isinstance(head.latent, RandomFeatureGP)
-    x = head.latent.with_features(torch.cat(list(h)))
+    with evaluating(model):  # where statistics stand still
+        x = head.latent.with_features(torch.cat(list(h)))
     width = x.shape[1]
     view = Classifier(
         Features(width), head.on_precomputed(), num_features=width, dataset_size=model.dataset_size

@@ -76,7 +76,7 @@ def fit_head(
     ``features="inducing"``, 2,048 of them, and amplitude 5, and sees ``normalization="power"`` of a
     convolutional network.
 
-    Such a GP is brought to the MAP estimate by L-BFGS on all examples at once, and its training examples help
+    A GP is brought to the MAP estimate by L-BFGS on all examples at once, and its training examples help
     to set the temperature, by leave-one-out. Everything else is trained by AdamW; and the GP too if
     ``epochs``, ``batch_size`` or ``lr`` is given, or if there are very many examples.
 

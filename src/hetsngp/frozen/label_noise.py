@@ -22,6 +22,7 @@ from hetsngp.fitting.table_trainer import (
     TrainingTable,
     can_precompute,
     fold_pairs,
+    has_inducing_features,
     precomputed,
     table_folds,
 )
@@ -272,7 +273,7 @@ class _FrozenCrossFit:
         count = len(self.table.y)
         if folds is not None:
             return "as asked"
-        if not can_precompute(sample, count):
+        if not (has_inducing_features(sample) and can_precompute(sample, count)):
             return "leave-one-out is for a GP on frozen features"
         if sample.head.num_members > 1 or self.options.likelihood != "log_mean":
             return "leave-one-out is for one member and likelihood='log_mean'"

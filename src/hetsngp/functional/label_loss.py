@@ -41,7 +41,7 @@ _WIDE = Grid(10, -9.0, 2.2, 2, 1.2)
 _WIDE_SPREAD = 2.0
 # Part of the gradient of log p(y) by which the points of a label's loss are moved, about that of Laplace's
 # method, and the longest move.
-_TOWARDS, _LONGEST = 0.6, 1.25
+TOWARDS, LONGEST = 0.6, 1.25
 
 
 class Diagonal(NamedTuple):
@@ -147,9 +147,9 @@ def _towards_label(
     """
     flat = torch.softmax(mean / (1 + math.pi / 8 * var).sqrt(), -1)
     rise = F.one_hot(y, flat.shape[-1]) - flat
-    move = _TOWARDS * (rise.unsqueeze(1) @ factor)
+    move = TOWARDS * (rise.unsqueeze(1) @ factor)
     # A long move would leave all weight to one point.
-    move = move * (_LONGEST / move.norm(dim=-1, keepdim=True).clamp_min(_LONGEST))
+    move = move * (LONGEST / move.norm(dim=-1, keepdim=True).clamp_min(LONGEST))
     log_weight = -(eps * move).sum(-1) - 0.5 * move.square().sum(-1) - math.log(eps.shape[-2])
     return eps + move, log_weight
 

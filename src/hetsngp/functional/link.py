@@ -13,7 +13,10 @@ each logit: both integrals are one-dimensional and computed by quadrature.
 
 from __future__ import annotations
 
+import math
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hetsngp.functional.integration import (
@@ -25,6 +28,8 @@ from hetsngp.functional.integration import (
     within_table,
 )
 from hetsngp.functional.label_loss import (
+    LONGEST,
+    TOWARDS,
     Diagonal,
     LabelLoss,
     LogNormalizer,
@@ -39,6 +44,7 @@ from hetsngp.functional.sampling import (
     StreamedLogSoftmax,
     constant_points,
     controlled_mean,
+    draw,
     draw_seed,
     num_coordinates,
     pack,
@@ -54,6 +60,8 @@ TARGET_ERROR = 0.005
 # and of many classes, and of all coordinates.
 TRAINING_POINTS, SOFT_POINTS, TRAINING_LOGITS = 4, 16, 256
 EVALUATION_POINTS, EVALUATION_POINTS_MANY, EVALUATION_POINTS_SAMPLED = 128, 32, 512
+# Points of the loss of a held-out label where classes correlate, of few and of many classes.
+LABEL_POINTS, LABEL_POINTS_MANY = 512, 32
 # Points of predictions, more of few classes, whose probabilities are large and cost little; numbers of
 # classes from which they are very many, and up to which they are few.
 PREDICTION_POINTS, PREDICTION_POINTS_FEW = 256, 512
@@ -411,6 +419,39 @@ def softmax_nll(
     wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
     nll, gradients = compute(*inputs, y, eps, wanted)
     return WithGradients.apply(nll, *inputs, *gradients) if wanted else nll
+
+
+@torch.no_grad()
+def correlated_nll(
+    utility: UtilityNormal, y: Tensor, *, num_samples: int | None = None, seed: int = 0
+) -> Tensor:
+    """−log E softmax(u)_y of labels y (B,), from points in all coordinates: (B,), without gradients.
+
+    For factors whose classes correlate, as under the Kronecker posterior. The points u are moved by t·Σr,
+    with the gradient r of log p(y) and the covariance Σ, to where the label is probable; the weights make up
+    for it.
+    """
+    mean, form = utility.mean, utility.form
+    assert form is not None
+    count = num_samples or (LABEL_POINTS if mean.shape[1] < MANY_CLASSES else LABEL_POINTS_MANY)
+    spread = (1 + math.pi / 8 * utility.marginal_variance()).sqrt()
+    rise = F.one_hot(y, mean.shape[1]) - torch.softmax(mean / spread, -1)
+    along = form.project(rise)  # (B, R)
+    std = utility.var.sqrt()
+    directions = torch.cat([along, std * rise], -1)
+    length = directions.norm(dim=-1, keepdim=True)
+    step = TOWARDS * (LONGEST / (TOWARDS * length).clamp_min(LONGEST))  # (B, 1)
+    moved = mean + step * (utility.var * rise + form.matmul(along.unsqueeze(-2)).squeeze(-2))
+    eps = constant_points(count, sum(num_coordinates(utility)), seed, mean)
+    log_weight = -step * (directions[:, : eps.shape[1]] @ eps.mT) - 0.5 * (step * length).square()  # (B, S)
+    centred = UtilityNormal(moved, std, form)
+    out = torch.empty_like(mean[:, 0])
+    for rows in example_chunks(mean, count):
+        logits = draw(centred.rows(rows), std[rows], eps[:, : form.rank], eps[:, form.rank :])
+        label = logits.gather(2, y[rows, None, None].expand(-1, count, 1)).squeeze(2)
+        log_p = label - logits.logsumexp(-1)
+        out[rows] = math.log(count) - (log_p + log_weight[rows]).logsumexp(1)
+    return out
 
 
 def _too_large(utility: UtilityNormal) -> bool:

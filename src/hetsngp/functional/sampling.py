@@ -226,7 +226,7 @@ def num_coordinates(utility: UtilityNormal) -> tuple[int, int]:
     return (0 if form is None else form.rank), (utility.mean.shape[-1] if diagonal else 0)
 
 
-def _draw(
+def draw(
     utility: UtilityNormal, std: Tensor, eps_factor: Tensor, eps_diagonal: Tensor, out: Tensor | None = None
 ) -> Tensor:
     """u = mean + std ⊙ ε_K + F ε_R, Eq. (4): (b, n, K) for points (n, ·) or (b, n, ·), into ``out``, which
@@ -290,7 +290,7 @@ def sample(utility: UtilityNormal, count: int, *, seed: int = 0, out: Tensor | N
     """Draws of u at quasi-random points of all coordinates, all in memory: (B, count, K), into ``out``."""
     rank = 0 if utility.form is None else utility.form.rank
     eps = constant_points(count, rank + utility.mean.shape[-1], seed, utility.mean)
-    return _draw(utility, utility.var.sqrt(), eps[:, :rank], eps[:, rank:], out)
+    return draw(utility, utility.var.sqrt(), eps[:, :rank], eps[:, rank:], out)
 
 
 class StreamedLogSoftmax(torch.autograd.Function):
@@ -314,7 +314,7 @@ class StreamedLogSoftmax(torch.autograd.Function):
         start = -math.inf if likelihood == "log_mean" else 0.0
         out = utility.mean.new_full((batch, classes), start)
         for eps_factor, eps_diagonal, rows, part in stream(utility, points, count, flip):
-            log_q = torch.log_softmax(_draw(part, std[rows], eps_factor, eps_diagonal), -1)
+            log_q = torch.log_softmax(draw(part, std[rows], eps_factor, eps_diagonal), -1)
             if likelihood == "log_mean":
                 out[rows] = torch.logaddexp(out[rows], log_q.logsumexp(1))
             else:
@@ -343,7 +343,7 @@ class StreamedLogSoftmax(torch.autograd.Function):
                     for i, t in enumerate(tensors)
                 ]
                 part, std = unpack(leaves)
-                u = _draw(part, std, eps_factor, eps_diagonal)
+                u = draw(part, std, eps_factor, eps_diagonal)
             log_q = torch.log_softmax(u.detach(), -1)
             weight = grad[rows].unsqueeze(1) / ctx.count
             if ctx.likelihood == "log_mean":
@@ -409,7 +409,7 @@ def controlled_mean(utility: UtilityNormal, sampler: str, count: int, seed: int)
         for rows in row_chunks(utility.mean, len(eps)):
             part = utility.rows(rows)
             for chunk in point_chunks(len(eps), part.mean.shape[0], classes, part.mean.device):
-                u = _draw(part, std[rows], eps[chunk, :rank], eps[chunk, rank:])
+                u = draw(part, std[rows], eps[chunk, :rank], eps[chunk, rank:])
                 q = torch.softmax(u, -1)
                 if sampler == "sobol":
                     deviation = control.rows(rows).deviation(u - part.mean.unsqueeze(-2))

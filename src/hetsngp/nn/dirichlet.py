@@ -7,6 +7,7 @@ the concentration α of a Dirichlet over p.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -201,10 +202,15 @@ class DirichletHead(KeepsPrecision, Head):
 
     # --- calibration ------------------------------------------------------------------------------------
 
-    def held_out_nll(
-        self, h: Tensor, y: Tensor, temperature: Tensor, *, posterior: bool, shift: Tensor | None = None
-    ) -> Tensor:
-        log_probs = dirichlet.mean(self.concentration(self.log_evidence(h), temperature)).log()
-        if y.dim() == 2:
-            return -(y.to(log_probs) * log_probs).sum(-1).to(h.dtype)
-        return -log_probs.gather(1, y.unsqueeze(1)).squeeze(1).to(h.dtype)
+    def nll_by_temperature(
+        self, h: Tensor, y: Tensor, *, posterior: bool, shift: Tensor | None = None
+    ) -> Callable[[Tensor], Tensor]:
+        log_evidence = self.log_evidence(h)
+
+        def nll(temperature: Tensor) -> Tensor:
+            log_probs = dirichlet.mean(self.concentration(log_evidence, temperature)).log()
+            if y.dim() == 2:
+                return -(y.to(log_probs) * log_probs).sum(-1).to(h.dtype)
+            return -log_probs.gather(1, y.unsqueeze(1)).squeeze(1).to(h.dtype)
+
+        return nll

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -193,6 +194,14 @@ class Head(nn.Module):
         """−log P(y) at a given temperature, at fixed points, with or without the posterior: (B,).
 
         ``shift`` (B, K), if given, is added to f.
+        """
+        return self.nll_by_temperature(h, y, posterior=posterior, shift=shift)(temperature)
+
+    def nll_by_temperature(
+        self, h: Tensor, y: Tensor, *, posterior: bool, shift: Tensor | None = None
+    ) -> Callable[[Tensor], Tensor]:
+        """:meth:`held_out_nll` as a function of the temperature, with what all temperatures share computed
+        once.
         """
         raise NotImplementedError
 
@@ -532,25 +541,32 @@ class GaussianHead(Head):
             return torch.log_softmax(utility.mean, -1)
         return functional.softmax_log_probs(utility, seed=0)
 
-    def held_out_nll(
-        self, h: Tensor, y: Tensor, temperature: Tensor, *, posterior: bool, shift: Tensor | None = None
-    ) -> Tensor:
+    def nll_by_temperature(
+        self, h: Tensor, y: Tensor, *, posterior: bool, shift: Tensor | None = None
+    ) -> Callable[[Tensor], Tensor]:
         utility = self.utility(h, posterior=posterior)
         if shift is not None:
             utility = replace(utility, mean=utility.mean + shift)
-        utility = utility.tempered(temperature.to(h))
+        has_variance = self.noise is not None or (posterior and self.has_posterior)
+        return lambda temperature: self._nll(utility.tempered(temperature.to(h)), y, has_variance)
+
+    def _nll(self, utility: UtilityNormal, y: Tensor, has_variance: bool) -> Tensor:
+        """−log P(y) under u/τ of B·M rows, at fixed points: (B,)."""
         if self.sigmoid:
             log_yes, log_no = (self._mixed(part) for part in functional.sigmoid_log_probs(utility))
             y = y.to(log_yes.dtype)
             return -(y * log_yes + (1 - y) * log_no).sum(-1)
-        if self.noise is None and not (posterior and self.has_posterior):  # no variance
+        if not has_variance:
             log_probs = torch.log_softmax(utility.mean, -1)
-        elif y.dim() == 2 or functional.separated_forms(utility)[1] is not None:
+        elif y.dim() == 2 or self.num_classes == 2:
             log_probs = functional.softmax_log_probs(utility, seed=0)
         else:
             labels = y.repeat_interleave(self.num_members)
-            count = functional.num_evaluation_points(self.num_classes)
-            nll = functional.softmax_nll(utility, labels, num_samples=count, seed=0)
+            if functional.separated_forms(utility)[1] is not None:
+                nll = functional.correlated_nll(utility, labels)
+            else:
+                count = functional.num_evaluation_points(self.num_classes)
+                nll = functional.softmax_nll(utility, labels, num_samples=count, seed=0)
             return -self._mixed(-nll.unsqueeze(-1)).squeeze(-1)
         log_probs = self._mixed(log_probs)
         return F.nll_loss(log_probs, y, reduction="none") if y.dim() == 1 else -(y * log_probs).sum(-1)

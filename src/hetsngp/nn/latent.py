@@ -476,11 +476,20 @@ class RandomFeatureGP(nn.Module):
         """Make inducing features from training features h (n, D); does nothing for random features."""
         if self.inducing is None:
             return
-        shuffled = h[torch.randperm(len(h), generator=generator).to(h.device)]
-        self.normalizer.set_statistics(shuffled)
+        shuffled = self.set_statistics(h, generator)
         z = self.normalizer.normalized(shuffled[:MOST_POINTS])
         given = self.kernel.length_scale
         self.inducing.adapt(z, LENGTH_RATIO * self.normalizer.distance if given is None else given)
+
+    @torch.no_grad()
+    def set_statistics(self, h: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Set the statistics by which h is normalised to those of training features h (n, D), as firmly as
+        after many steps of training; return h in random order.
+        """
+        shuffled = h[torch.randperm(len(h), generator=generator).to(h.device)]
+        self.normalizer.set_statistics(shuffled)
+        self.normalizer.steps.fill_(round(1 / self.normalizer.momentum))
+        return shuffled
 
     @torch.no_grad()
     def with_features(self, h: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ PRECISION, NARROW = 0.005, 0.2
 # The common factor on the temperatures of an ensemble: searched up to this logarithm, first on a grid.
 FACTOR_REACH, FACTORS = 0.8, 9
 CALIBRATION_BATCH_SIZE = 512
+# Largest number of values that held-out data keep from temperature to temperature: a gigabyte.
+MAX_PREPARED = 2**28
 # Nats of held-out NLL that a larger posterior scale may cost in any case.
 TOLERANCE = 0.01
 # Most held-out examples that the tail probabilities of the OOD score are from: each is a whole prediction.
@@ -43,13 +45,15 @@ class HeldOut:
     """Features, labels and weights of the held-out data, so that the backbone sees them once.
 
     ``weight`` (n,), all positive, or None: one each. ``shift`` (n, K) is added to f: for training examples,
-    the difference to the f of a model trained without the example.
+    the difference to the f of a model trained without the example. ``nll()``: −log p(y) of each chunk as a
+    function of the temperature, under one model as it is, from :meth:`prepared`.
     """
 
     h: Tensor
     y: Tensor
     weight: Tensor | None = None
     shift: Tensor | None = None
+    nll: Callable[[], tuple[Callable[[Tensor], Tensor], ...]] | None = None
 
     @staticmethod
     def join(parts: Sequence[HeldOut]) -> HeldOut:
@@ -109,6 +113,24 @@ class HeldOut:
         """Whether each held-out example is among h (B, D), up to rounding: (n,) bool."""
         return torch.isin(self.keys, feature_keys(h, self._unit))
 
+    def prepared(self, model: Classifier, *, posterior: bool) -> HeldOut:
+        """These examples with what the NLL at all temperatures shares, until the model changes.
+
+        As they are where the Gaussians of all examples would not fit in memory.
+        """
+        noise = getattr(model.head, "noise", None)
+        rank = 0 if noise is None else noise.rank
+        if len(self.h) * model.num_classes * model.head.num_members * (3 + rank) > MAX_PREPARED:
+            return self
+        return replace(self, nll=functools.cache(lambda: tuple(self._functions(model, posterior))))
+
+    def _functions(self, model: Classifier, posterior: bool) -> Iterator[Callable[[Tensor], Tensor]]:
+        """−log p(y) of each chunk as a function of the temperature."""
+        shift = self.shift
+        shifts = itertools.repeat(None) if shift is None else shift.split(CALIBRATION_BATCH_SIZE)
+        for (h, y, _), own in zip(self.chunks(), shifts, strict=False):
+            yield model.head.nll_by_temperature(h, y, posterior=posterior, shift=own)
+
     def chunks(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         for start in range(0, len(self.h), CALIBRATION_BATCH_SIZE):
             rows = slice(start, start + CALIBRATION_BATCH_SIZE)
@@ -134,14 +156,8 @@ def feature_keys(h: Tensor, unit: Tensor) -> Tensor:
 
 def held_out_nll(model: Classifier, held_out: HeldOut, temperature: Tensor, *, posterior: bool) -> Tensor:
     """−log p(y) of each held-out example: (n,), at fixed integration points."""
-    shift = held_out.shift
-    shifts = itertools.repeat(None) if shift is None else shift.split(CALIBRATION_BATCH_SIZE)
-    return torch.cat(
-        [
-            model.head.held_out_nll(h, y, temperature, posterior=posterior, shift=shift)
-            for (h, y, _), shift in zip(held_out.chunks(), shifts, strict=False)
-        ]
-    )
+    functions = held_out._functions(model, posterior) if held_out.nll is None else held_out.nll()
+    return torch.cat([nll(temperature) for nll in functions])
 
 
 def pooled_nll(pairs: Pairs, temperature: Tensor, *, posterior: bool) -> Tensor:
@@ -155,6 +171,7 @@ def _log_temperature_objective(pairs: Pairs, *, posterior: bool) -> tuple[Callab
     pool = HeldOut.join([held_out for _, held_out in pairs])
     centre = math.log(float(start))
     strength = 0.5 / (TEMPERATURE_SPREAD**2 * pool.effective_size)
+    pairs = [(model, held_out.prepared(model, posterior=posterior)) for model, held_out in pairs]
 
     @functools.cache
     def nll(log_temperature: float) -> Tensor:

@@ -158,7 +158,7 @@ def test_what_is_left_is_little_in_all_and_not_only_of_an_example(monkeypatch: p
 def test_more_examples_than_fit_in_memory_are_not_for_this() -> None:
     assert can_precompute(gp(), 2**22)
     assert not can_precompute(gp(), 2**22 + 1)  # of 64 features each
-    assert not can_precompute(gp(features="random"), 10)
+    assert can_precompute(gp(features="random"), 10)
     assert not can_precompute(gp("deterministic"), 10)
 
 
@@ -204,13 +204,30 @@ def test_what_is_said_of_adam_means_adam(given: dict[str, Any], monkeypatch: pyt
     fit_head(frozen(), [(X, Y)], [(X2, Y2)], **given)
 
 
-@pytest.mark.parametrize(("method", "more"), [("deterministic", {}), ("sngp", {"features": "random"})])
-def test_what_has_no_inducing_features_is_trained_by_steps(
-    method: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_gp_is_trained_by_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hetsngp.fitting.table_trainer.fit_map", pytest.fail)
     monkeypatch.setattr("hetsngp.frozen.head.MIN_STEPS", 1)
-    fit_head(frozen(), [(X, Y)], [(X2, Y2)], method=method, **more)
+    fit_head(frozen(), [(X, Y)], [(X2, Y2)], method="deterministic")
+
+
+def test_random_features_are_computed_once_and_training_may_go_on() -> None:
+    """The gradient vanishes at the MAP estimate under the statistics of all examples; one more batch hardly
+    moves them.
+    """
+    model = frozen()
+    fit_head(model, [(X, Y)], [(X2, Y2)], method="sngp", features="random", random_features=128)
+    h = hetsngp.extract_features(model, [(X, Y)]).h
+    latent: Any = model.head.latent
+    assert latent.inducing is None
+    torch.testing.assert_close(latent.normalizer.mean, h.mean(0), rtol=0, atol=1e-5)
+    with torch.no_grad():
+        phi = latent.features(h)
+        gradient = phi.mT @ (torch.softmax(phi @ latent.beta, 1) - F.one_hot(Y, 3)) + latent.beta
+    assert float(gradient.square().sum()) / (2 * len(Y)) < 1e-3  # nats above the minimum, at most
+    before = latent.normalizer.mean.clone()
+    latent.train()(10 + h[:50], posterior=False)
+    moved = (latent.normalizer.mean - before) / (10 + h[:50].mean(0) - before)
+    torch.testing.assert_close(moved, torch.full_like(moved, 0.01), rtol=1e-3, atol=1e-5)
 
 
 def test_progress_of_a_descent(capsys: pytest.CaptureFixture[str]) -> None:

@@ -148,7 +148,7 @@ def test_probabilities_are_unbiased_wherever_the_points_are_moved(
     towards: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mean of e^{−nll} over seeds within four standard errors, at four points."""
-    monkeypatch.setattr(label_loss, "_TOWARDS", towards)
+    monkeypatch.setattr(label_loss, "TOWARDS", towards)
     u = assembled("dense", [t.detach() for t in leaves("dense", 1.0)])
     found = torch.stack([softmax_nll(u, LABELS, num_samples=4, seed=s).neg().exp() for s in range(300)])
     want = of_labels(contrast_grid.log_mean(u)).neg().exp()
@@ -165,10 +165,10 @@ def test_moved_points_have_less_error(monkeypatch: pytest.MonkeyPatch) -> None:
     u = assembled("dense", [t.detach() for t in tensors])
 
     def spread(towards: float) -> Tensor:
-        monkeypatch.setattr(label_loss, "_TOWARDS", towards)
+        monkeypatch.setattr(label_loss, "TOWARDS", towards)
         return torch.stack([softmax_nll(u, LABELS, num_samples=4, seed=s) for s in range(100)]).var(0).mean()
 
-    own = label_loss._TOWARDS
+    own = label_loss.TOWARDS
     assert spread(own) < 0.25 * spread(0.0)
 
 
@@ -176,7 +176,7 @@ def test_the_gradient_in_the_factor_has_less_variance_than_along_the_path(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By Price's theorem while noise is mild; the path alone is that of all log-probabilities."""
-    monkeypatch.setattr(label_loss, "_TOWARDS", 0.0)
+    monkeypatch.setattr(label_loss, "TOWARDS", 0.0)
     tensors = leaves("dense", 0.3)
 
     def variance(loss: Any) -> Tensor:

@@ -20,6 +20,7 @@ from hetsngp.functional.laplace import contrast_basis
 from hetsngp.functional.link import (
     TARGET_ERROR,
     correlated_draws,
+    correlated_nll,
     half_spread,
     mean_changes,
     num_draws,
@@ -720,3 +721,36 @@ def test_probabilities_under_a_wide_kronecker_posterior_sum_to_one(method: Any) 
     for probs in (prediction.probs, prediction.clean_probs, model.predict_probs(x)):
         assert float(probs.max()) <= 1
         torch.testing.assert_close(probs.sum(1), torch.ones(len(probs)), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("classes", [5, 70])
+@pytest.mark.parametrize("noisy", [False, True])
+def test_the_loss_of_a_label_under_correlated_classes_is_that_of_plain_draws(
+    classes: int, noisy: bool
+) -> None:
+    """Labels that the mean makes improbable too, for which few of the plain draws count."""
+    generator = torch.Generator().manual_seed(2)
+    mean = 2 * torch.randn(12, classes, generator=generator, dtype=torch.float64)
+    column = (1.5 * torch.rand(12, classes - 1, generator=generator)).double()
+    parts = [Factor(contrast_basis(classes, mean), column=column, contrasts=True)]
+    var = torch.zeros_like(mean)
+    if noisy:
+        parts.append(Factor(0.7 * torch.randn(12, classes, 2, generator=generator).double()))
+        var = torch.rand(12, classes, generator=generator).double()
+    utility = UtilityNormal(mean, var, FactorSum(tuple(parts)))
+    y = torch.arange(12) % classes
+    got = correlated_nll(utility, y)
+    draws = mean.unsqueeze(1) + var.sqrt().unsqueeze(1) * torch.randn(
+        12, 20_000, classes, generator=generator, dtype=torch.float64
+    )
+    for part in parts:
+        eps = torch.randn(12, 20_000, part.rank, generator=generator, dtype=torch.float64)
+        draws += eps @ part.dense().mT
+    p = torch.softmax(draws, -1).gather(2, y[:, None, None].expand(-1, 20_000, 1)).squeeze(2)
+    expected, error = -p.mean(1).log(), p.std(1) / p.mean(1) / math.sqrt(20_000)
+    assert float((got - expected).mean().abs()) < 0.01 + 4 * float(error.square().mean().sqrt()) / math.sqrt(
+        12
+    )
+    assert float((got - expected).abs().max()) < (0.05 if classes == 5 else 0.3)
+    again = correlated_nll(utility.rows(slice(3, 5)), y[3:5])
+    assert torch.allclose(again, got[3:5])

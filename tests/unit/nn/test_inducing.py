@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import hetsngp
+from hetsngp.functional import features as functional_features
 from hetsngp.functional.features import kernel_components, rbf_kernel, signed_root
 from hetsngp.nn import latent as latent_module
 from hetsngp.nn.heads import GaussianHead, Link
@@ -103,6 +104,28 @@ def test_components_are_the_best_of_their_number(h: Tensor) -> None:
     assert components.shape == (80, 100)
     assert torch.isfinite(components).all()
     assert torch.allclose(doubled @ components @ (doubled @ components).mT, doubled, atol=1e-7)
+
+
+@pytest.mark.parametrize("rank", [None, 5])
+def test_components_of_a_large_matrix_are_nearly_the_best(
+    rank: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their projection of the kernel leaves hardly more than that on the eigenvectors, and never adds."""
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    x = x if rank is None else x[:rank].repeat(12, 1)
+    gram = rbf_kernel(x, x, length_scale=2.0)
+    monkeypatch.setattr(functional_features, "ITERATED_ROWS", 50)
+    components = kernel_components(gram, 30, 1e-9)
+    phi = gram @ components
+    products = components.mT @ gram @ components
+    kept = components.square().sum(0) > 0
+    eye = torch.diag(kept.double())
+    assert torch.allclose(products, eye, atol=1e-6)
+    assert float(torch.linalg.eigvalsh(gram - phi @ phi.mT).min()) > -1e-9
+    best = float(torch.linalg.eigvalsh(gram)[:-30].clamp_min(0).sum())
+    left = float((gram - phi @ phi.mT).trace())
+    assert best - 1e-9 <= left < 1.2 * best + 1e-6
+    assert int(kept.sum()) == (30 if rank is None else rank)
 
 
 def test_the_length_scale_is_a_share_of_the_median_distance_or_given(h: Tensor) -> None:
