@@ -138,7 +138,7 @@ def softmax(
 
 
 def logistic_regression(x: Tensor, y: Tensor, strength: float) -> tuple[Tensor, Tensor]:
-    """W (D, K) and b (K,) at the minimum of C·Σ NLL + ½‖W‖², as scikit-learn's LogisticRegression, in float32."""
+    """W (D, K) and b (K,) at the minimum of C·Σ NLL + ½‖W‖², as scikit-learn has it, in float32."""
     classes = int(y.max()) + 1
     weight, bias = torch.zeros(x.shape[1], classes), torch.zeros(classes)
     parameters = [weight.requires_grad_(), bias.requires_grad_()]
