@@ -20,6 +20,8 @@ from hetsngp.frozen.features import FeatureSet
 from hetsngp.paper.results import versions
 
 RESAMPLES = 2000
+COVERAGES = (50, 60, 70, 80, 90, 100)
+"""Per cent of the test examples that are answered, the most confident ones."""
 EXACTLY = 1e-12
 
 
@@ -53,8 +55,10 @@ class Predictions:
             "nll": float(self.nll.mean()),
             "ece": metrics.ece(self.probs, self.labels),
             "aurc": metrics.aurc(-confidence, self.correct.bool()),
-            "error_at_80": 1 - metrics.accuracy_at_coverage(-confidence, self.correct.bool(), 0.8),
         }
+        for percent in COVERAGES:
+            answered = metrics.accuracy_at_coverage(-confidence, self.correct.bool(), percent / 100)
+            found[f"error_at_{percent}"] = 1 - answered
         for score, by_set in self.scores.items():
             for name, values in by_set.items():
                 if name != "id":
