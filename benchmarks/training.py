@@ -30,9 +30,11 @@ from hetsngp.nn.backbones import WideResNet
 from hetsngp.nn.spectral import bounded_layers, measure_sigma
 from hetsngp.paper.results import versions
 from hetsngp.training import Engine, Hardware
-from hetsngp.training.image_data import TaskData, make_loaders
-from hetsngp.training.images import make_model, measure
+from hetsngp.training.image_data import make_loaders
+from hetsngp.training.images import make_model
+from hetsngp.training.input_kinds import TaskData
 from hetsngp.training.recipes.recipe import Recipe, read_recipe
+from hetsngp.training.run_results import measure
 
 HELD_OUT = 5000
 STEPS = 60

@@ -47,9 +47,10 @@ from hetsngp.frozen.features import FeatureSet
 from hetsngp.models.classifier import Classifier
 from hetsngp.paper.intervals import RESAMPLES, Resamples, paired_interval, resampled_detection
 from hetsngp.serving.bundle import find_device, open_run
-from hetsngp.training.image_data import TaskData, open_task, spread
+from hetsngp.training.input_kinds import TaskData
 from hetsngp.training.recipes.keys import current_description
 from hetsngp.training.recipes.task import ImageTask
+from hetsngp.training.task_data import open_task, spread
 
 STUDY = Path(__file__).parents[1] / "ood_score"
 

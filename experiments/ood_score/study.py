@@ -40,8 +40,9 @@ from hetsngp.data.sources import open_images
 from hetsngp.files import write_json
 from hetsngp.frozen.features import FeatureSet
 from hetsngp.training import Engine, Hardware
-from hetsngp.training.image_data import TaskData, make_loaders
+from hetsngp.training.image_data import make_loaders
 from hetsngp.training.images import make_model
+from hetsngp.training.input_kinds import TaskData
 from hetsngp.training.recipes.recipe import read_recipe
 
 HERE = Path(__file__).parent

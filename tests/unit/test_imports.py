@@ -32,8 +32,9 @@ STANDS_ON: dict[str, tuple[str, ...]] = {
     "data": ("metrics", "labels"),
     "serving": ("data", "io"),
     "evaluation": ("serving", "fitting"),
-    "training": ("evaluation",),
-    "auditing": ("training", "frozen"),
+    "pretrained": ("data", "fitting"),
+    "training": ("evaluation", "frozen", "pretrained"),
+    "auditing": ("training",),
     "estimator": ("frozen", "labels"),
     "exporting": ("io",),  # planned
     "integrations": ("io",),  # planned
@@ -198,7 +199,7 @@ def test_the_order_is_that_of_the_design(lower: str, upper: str) -> None:
         ("exporting", "integrations"),
         ("training", "estimator"),
         ("auditing", "paper"),
-        ("training", "frozen"),
+        ("pretrained", "frozen"),
         ("data", "models"),
     ],
 )

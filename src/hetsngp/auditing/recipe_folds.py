@@ -22,7 +22,8 @@ from hetsngp.labels.rounds import Score
 from hetsngp.serving.bundle import open_run
 from hetsngp.training.config import CheckpointConfig
 from hetsngp.training.engine import Engine
-from hetsngp.training.images import MODEL, train_images
+from hetsngp.training.finished_runs import MODEL
+from hetsngp.training.recipe_run import train_recipe
 from hetsngp.training.recipes.recipe import Recipe
 
 
@@ -92,7 +93,7 @@ class RecipeFolds:
         task = replace(self.recipe.task, fold=fold, labels=labels)
         recipe = replace(self.recipe, task=task)
         try:
-            summary = train_images(recipe, self.engine, CheckpointConfig(folder), show=self.show)
+            summary = train_recipe(recipe, self.engine, CheckpointConfig(folder), show=self.show)
         except ValueError as error:
             reason, other, _ = str(error).partition("give another folder")
             if not other:

@@ -26,8 +26,6 @@ from hetsngp.auditing.audit import (
 )
 from hetsngp.auditing.choices import read_choices, write_corrected
 from hetsngp.auditing.examples import ImageExamples
-from hetsngp.auditing.image_features import image_features, keys_with_progress
-from hetsngp.auditing.pretrained import pretrained_network
 from hetsngp.auditing.recipe_folds import RecipeFolds
 from hetsngp.choices import MethodName
 from hetsngp.conversion.conversion import convert
@@ -46,18 +44,25 @@ from hetsngp.frozen.label_noise import correct_labels
 from hetsngp.labels import Correction, correct_in_rounds
 from hetsngp.labels.rounds import most_rounds
 from hetsngp.locking import one_writer
+from hetsngp.pretrained.image_features import image_features, keys_with_progress
+from hetsngp.pretrained.image_networks import DEFAULT as DEFAULT_NETWORK
+from hetsngp.pretrained.image_networks import pretrained_network
 from hetsngp.serving.bundle import find_device
 from hetsngp.training.engine import Engine
+from hetsngp.training.finished_runs import MODEL, SUMMARY, recipe_of_run
+from hetsngp.training.frozen_run import FEATURES, cache_folder
 from hetsngp.training.recipes.recipe import Recipe, read_recipe, recipe_names
+from hetsngp.training.recipes.task import ImageTask
 from hetsngp.validation import check_positive, check_seed
 
+AUDIT_METHOD: MethodName = "sngp"
 FOLDS = 5
 """Folds of a recipe."""
-FEATURES, FOLD_RUNS = "features", "folds"
-"""Folders of an audit with what an interrupted one goes on from."""
-DEFAULT = Path("audits")
-FEW_IMAGES, SMALL_SET = 2000, 640
-"""Images of each class below which a pretrained network is proposed; and of all, for smaller batches."""
+FOLD_RUNS = "folds"
+"""Folder of an audit with the runs that an interrupted one goes on from; beside ``FEATURES``."""
+DEFAULT, RUNS = Path("audits"), Path("runs")
+FEW_IMAGES = 2000
+"""Images of each class below which a pretrained network is proposed."""
 
 Say = Callable[[str], None]
 
@@ -77,7 +82,7 @@ class AuditSettings:
     page: bool = True
     """Whether to write the page."""
     network: str | None = None
-    """Frozen network, as of :func:`~hetsngp.auditing.pretrained.pretrained_network`."""
+    """Frozen network, as of :func:`~hetsngp.pretrained.image_networks.pretrained_network`."""
     weights: Path | None = None
     """Its weights."""
     size: int | None = None
@@ -110,10 +115,16 @@ class AuditSource:
     data: str
     """Name, folder or .npz file of the images."""
     recipe: Recipe | None = None
+    run: Path | None = None
+    """Folder of the finished run that the recipe is of."""
 
     @staticmethod
     def find(source: str, changes: Sequence[str] = (), *, recipe: bool = False) -> AuditSource:
-        """Data set, folder, .npz file, or recipe. Where both are meant it is data, unless ``recipe``."""
+        """Data set, folder, .npz file, recipe, or finished run. Where data and a recipe are meant it is data,
+        unless ``recipe``.
+        """
+        if (Path(source) / SUMMARY).is_file() and (Path(source) / MODEL).is_dir():
+            return AuditSource._of_run(source, changes)
         is_name = source.partition(":")[0] in DATASETS
         is_data = is_name or (Path(source).expanduser().exists() and not source.endswith(".toml"))
         if recipe or source.endswith(".toml") or (source in recipe_names() and not is_data):
@@ -136,16 +147,34 @@ class AuditSource:
             )
         return AuditSource(source, source)
 
+    @staticmethod
+    def _of_run(source: str, changes: Sequence[str]) -> AuditSource:
+        if changes:
+            raise ValueError(f"--set changes a recipe, and {source} is a finished run: leave out --set")
+        found = recipe_of_run(Path(source))
+        task = replace(found.task, labels=None, fold=None)  # what an audit sets by itself
+        return AuditSource(source, task.data, replace(found, task=task), Path(source))
+
     @property
     def note(self) -> str | None:
         """Line that says what else the argument might mean."""
+        if self.run is not None:
+            return f"{self.source} is a finished run: its training images are audited, by their given labels"
         if self.recipe is not None or self.source not in recipe_names():
             return None
         return f"{self.source} is a recipe too: --recipe trains its network in folds instead"
 
     @property
+    def cache(self) -> Path:
+        """Folder with the features that trainings by the recipe share."""
+        assert self.recipe is not None
+        return cache_folder(self.recipe.task, RUNS / "run" if self.run is None else self.run)
+
+    @property
     def folder(self) -> Path:
         """Folder of the audit where none is given."""
+        if self.run is not None:
+            return DEFAULT / self.run.resolve().name
         if self.recipe is not None:
             return DEFAULT / self.recipe.name.replace("/", "-")
         if self.source.partition(":")[0] in DATASETS:
@@ -181,14 +210,20 @@ class AuditSource:
     def train_command(self, folder: Path, content: Mapping[str, Any]) -> str:
         """Command that trains on the labels in ``folder``, quoted for a shell; ``content`` of audit.json."""
         name = folder.resolve().name
-        words = ["hetsngp", "train", self.source, *self._changes]
-        if self.recipe is None:
-            count, is_files = content["examples"], content["key"] == "path"
-            few = count < FEW_IMAGES * len(content["classes"])
-            recipe = "finetune" if is_files and few else "images"
-            words = ["hetsngp", "train", recipe, "--set", f"data={_path_value(self.data)}"]
-            words += [] if is_files else ["--set", "size=none"]
-            words += ["--set", f"batch_size={max(2, count // 10)}"] if count < SMALL_SET else []
+        if self.recipe is not None:
+            own = self.recipe.name if self.recipe.name in recipe_names() else f"{self.recipe.name}.toml"
+            words = ["hetsngp", "train", self.source if self.run is None else own, *self._changes]
+        elif content["examples"] < FEW_IMAGES * len(content["classes"]):
+            words = ["hetsngp", "train", "frozen", "--set", f"data={_path_value(self.data)}"]
+            settings = content.get("settings", {})
+            if settings.get("weights") is None and settings.get("size") is None and "network" in content:
+                # The features of the audit are those of the training.
+                network = content["network"]
+                words += [] if network == DEFAULT_NETWORK else ["--set", f"network={network}"]
+                words += ["--set", f"features={_path_value(str(folder / FEATURES))}"]
+        else:
+            words = ["hetsngp", "train", "images", "--set", f"data={_path_value(self.data)}"]
+            words += [] if content["key"] == "path" else ["--set", "size=none"]
         labels = f"labels={_path_value(str(folder))}"
         return shlex.join([*words, "--set", labels, "--out", f"runs/{name}-corrected"])
 
@@ -237,10 +272,12 @@ def run_audit(
         keys = keys_with_progress(images, at_a_terminal() if show is None else show)
         data = replace(data, copies=first_copies(keys))
         log = RoundLog(say)
-        if source.recipe is None:
-            found, how = _by_network(images, keys, folder, settings, log, say, show)
+        if source.recipe is None or source.recipe.task.frozen:
+            found, how = _by_network(source, images, keys, folder, settings, log, say, show)
         else:
-            found, how = _by_recipe(source.recipe, images, keys, data, folder, settings, log, say, show)
+            found, how = _by_recipe(
+                source, source.recipe, images, keys, data, folder, settings, log, say, show
+            )
         notes = [f"How: {how['how']}; round {found.round} of {len(found.losses)} is used."]
         notes.append(f"To apply the choices: {source.command(folder)}")
         shown: dict[str, Any] = {"notes": notes, "most": settings.most, "page": settings.page}
@@ -271,7 +308,7 @@ def _check_recipe(recipe: Recipe, source: str, settings: AuditSettings) -> None:
     for name in ("network", "weights", "size"):
         if getattr(settings, name) is not None:
             raise ValueError(f"--{name} is for a frozen network, and {source} is a recipe: leave it out")
-    if settings.device != "auto":
+    if settings.device != "auto" and not recipe.task.frozen:
         raise ValueError("--device is for a frozen network: of a recipe --set hardware.accelerator=cpu")
     for name in ("labels", "fold"):
         if getattr(recipe.task, name) is not None:
@@ -282,6 +319,7 @@ def _check_recipe(recipe: Recipe, source: str, settings: AuditSettings) -> None:
 
 
 def _by_network(
+    source: AuditSource,
     images: ImageArrays | ImageFiles,
     keys: Sequence[bytes],
     folder: Path,
@@ -289,39 +327,44 @@ def _by_network(
     log: RoundLog,
     say: Say,
     show: bool | None,
-    method: MethodName = "sngp",
 ) -> tuple[Correction, dict[str, Any]]:
     """Correction on features of a frozen network, and how it was made.
 
-    The default ``method`` takes a third of the time of HetSNGP and ranks wrong labels as well
-    (experiments/label_noise).
+    Where no recipe says another method it is SNGP, which takes a third of the time of HetSNGP and ranks wrong
+    labels as well (experiments/label_noise).
     """
     began = time.perf_counter()
-    device = find_device(settings.device)
-    network = pretrained_network(
-        settings.network, weights=settings.weights, size=settings.size, device=device
-    )
+    device, cache, method, options = find_device(settings.device), folder / FEATURES, AUDIT_METHOD, {}
+    if source.recipe is None:
+        name, size, resize, batch_size = settings.network, settings.size, None, settings.batch_size
+    else:
+        task = source.recipe.task
+        assert isinstance(task, ImageTask)
+        name, size, resize, batch_size = task.network, task.size, task.resize, task.batch_size
+        method, options = task.method, dict(task.options)
+        cache = source.cache
+    network = pretrained_network(name, weights=settings.weights, size=size, resize=resize, device=device)
     say(f"features of {len(images)} images by {network.name} at {network.size} pixels")
     visible = at_a_terminal() if show is None else show
-    h = image_features(
-        images, network, folder / FEATURES, keys=keys, batch_size=settings.batch_size, show=visible
-    )
+    h = image_features(images, network, cache, keys=keys, batch_size=batch_size, show=visible)
     spent = time.perf_counter() - began
     say("label errors of the features" if settings.rounds == 1 else "rounds of correction on the features")
     log.begin()
     normalization = FROZEN_NORMALIZATION.get(network.kind, "direction")
     readout = nn.Linear(h.shape[1], images.num_classes)
-    model = convert(readout, method, h[:2], freeze=True, normalization=normalization)  # type: ignore[arg-type]
+    options = {"normalization": normalization, **options}
+    model = convert(readout, method, h[:2], freeze=True, normalization=options["normalization"])
     features = FeatureSet(h, images.labels.cpu())
     common: Any = {"folds": settings.folds, "seed": settings.seed, "on_round": log}
     common["progress"] = visible and at_a_terminal()  # elsewhere it is a line for each of many iterations
-    found = correct_labels(model.to(device), features, rounds=settings.rounds, **common)
+    found = correct_labels(model.to(device), features, rounds=settings.rounds, **common, **options)
     how = f"{method} on frozen features of {network.name}, {network.size} pixels, {found.how}"
     about = {"method": method, "network": network.name, "size": network.size, "amplitude": found.amplitude}
     return found, {"how": how, **about, "seconds": {"features": round(spent, 1)}}
 
 
 def _by_recipe(
+    source: AuditSource,
     recipe: Recipe,
     images: ImageArrays | ImageFiles,
     keys: Sequence[bytes],
@@ -336,6 +379,8 @@ def _by_recipe(
     chosen, note = replace(recipe, hardware=replace(recipe.hardware, devices=1)).on_this_machine()
     if note:
         say(note)
+    if chosen.task.head_first:  # features of the pretrained network, for the runs of all folds and rounds
+        chosen = replace(chosen, task=replace(chosen.task, features=str(source.cache)))
     folds, rounds = settings.folds or FOLDS, most_rounds(len(images), settings.rounds)
     say(
         f"{folds} trainings for each round, at most {folds * rounds} for {rounds} "

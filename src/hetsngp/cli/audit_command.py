@@ -18,8 +18,8 @@ def add(app: Any) -> None:
             str,
             typer.Argument(
                 metavar="DATA_OR_RECIPE",
-                help="A folder with one folder for each class, a .npz file, a data set (hetsngp data), or a "
-                "recipe: a .toml file or a name (hetsngp recipes).",
+                help="A folder with one folder for each class, a .npz file, a data set (hetsngp data), a "
+                "recipe: a .toml file or a name (hetsngp recipes), or the folder of a finished run.",
             ),
         ],
         out: Annotated[
@@ -58,7 +58,8 @@ def add(app: Any) -> None:
             str | None,
             typer.Option(
                 metavar="NAME",
-                help="Frozen network of timm's; default: efficientnet-lite0, else resnet18.",
+                help="Frozen network, efficientnet-lite2 or a name of timm's; default: "
+                "efficientnet-lite0, else resnet18.",
             ),
         ] = None,
         weights: Annotated[
@@ -85,7 +86,8 @@ def add(app: Any) -> None:
         """Find wrong labels of images, and show and correct them.
 
         Predicts each image by a model that was not trained on its label: on features of a frozen pretrained
-        network, or by the network of a recipe, which is trained once for each fold. Writes label_errors.csv,
+        network, or by the network of a recipe or a run, which is trained once for each fold unless it is
+        frozen. Writes label_errors.csv,
         suspicious.png, confusions.csv and .png, labels.safetensors for `hetsngp train RECIPE --set
         labels=OUT`, and review.html: a page on which a person decides. The data are never changed. Run the
         same command again to resume: docs/audit.md.

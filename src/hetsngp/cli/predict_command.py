@@ -12,7 +12,10 @@ def add(app: Any) -> None:
     @app.command(epilog="Example: hetsngp predict runs/cifar10-cpu photos/*.jpg --json")
     def predict(
         run: Annotated[
-            Path, typer.Argument(metavar="RUN", help="Folder of a finished run, or its folder model/.")
+            Path,
+            typer.Argument(
+                metavar="RUN", help="Folder of a finished run, its folder model/, or one of hetsngp.save."
+            ),
         ],
         files: Annotated[
             list[str],
@@ -35,6 +38,14 @@ def add(app: Any) -> None:
             ),
         ] = None,
         batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
+        classes: Annotated[
+            str | None,
+            typer.Option(
+                metavar="NAMES",
+                help="Names of the classes, a,b,c or a file with one on each line, of a model that was saved "
+                "without them (hetsngp.save).",
+            ),
+        ] = None,
         device: Annotated[
             str, typer.Option(help="cpu, cuda, cuda:1, or auto: a GPU if there is one.")
         ] = "auto",
@@ -52,8 +63,10 @@ def add(app: Any) -> None:
         """
         from hetsngp.serving.bundle import find_device, open_run
         from hetsngp.serving.output import predict_and_show
+        from hetsngp.serving.plain_models import read_class_names
 
-        served = open_run(run, device=find_device(device))
+        names = None if classes is None else read_class_names(classes)
+        served = open_run(run, device=find_device(device), class_names=names)
         predict_and_show(
             served, files, as_json=json, contact_sheet=contact_sheet, limit=limit, batch_size=batch_size
         )

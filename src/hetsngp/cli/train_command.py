@@ -50,9 +50,10 @@ def add(app: Any) -> None:
         """Train a classifier on images by a recipe.
 
         Trains, fits the posterior, calibrates, and writes OUT/model (for evaluate, predict and hetsngp.load),
-        summary.json, curves.png, metrics.csv and TensorBoard logs. Run the same command again to resume an
-        interrupted training. For several GPUs or nodes add --set hardware.devices=4, or start it by torchrun
-        or srun: docs/training.md.
+        summary.json, curves.png, metrics.csv and TensorBoard logs. The recipe frozen leaves a pretrained
+        network as it is and fits the head alone, without curves and logs. Run the same command again to
+        resume an interrupted training. For several GPUs or nodes add --set hardware.devices=4, or start it by
+        torchrun or srun: docs/training.md.
         """
         from hetsngp.training.recipes.recipe import read_recipe
 
@@ -63,24 +64,26 @@ def add(app: Any) -> None:
 
 def _train(recipe: Any, folder: Path, note: str | None, **checkpoints: Any) -> None:
     from hetsngp.training import CheckpointConfig, Engine
-    from hetsngp.training.images import train_images
+    from hetsngp.training.input_kinds import input_kind
+    from hetsngp.training.recipe_run import train_recipe
 
     engine = Engine(recipe.hardware)
     if engine.is_main and note:
         print(note)
-    summary = train_images(recipe, engine, CheckpointConfig(folder, **checkpoints), show=True)
+    summary = train_recipe(recipe, engine, CheckpointConfig(folder, **checkpoints), show=True)
     if not engine.is_main:
         return
+    what = input_kind(recipe.task).examples
     if "labels" in summary:
-        print(_corrected(**summary["labels"]))
+        print(_corrected(what, **summary["labels"]))
     print(summary["posterior"])
     for part in ("held_out", "test"):
         if summary[part] is not None:
             by = " by the corrected labels" if part == "held_out" and "labels" in summary else ""
-            print(_measured(part.replace("_", "-") + by, **summary[part]))
+            print(_measured(part.replace("_", "-") + by, what, **summary[part]))
     if summary["no_test"]:
         print(f"not tested: {summary['no_test']}")
-    print(_verdicts(**summary["thresholds"]))
+    print(_verdicts(what, **summary["thresholds"]))
     has_test = summary["test"] is not None and "fold" not in summary["recipe"]["task"]
     print(_next(folder, has_test=has_test))
 
@@ -93,20 +96,20 @@ def _next(folder: Path, *, has_test: bool) -> str:
     return f"next: hetsngp evaluate {run}{data}, or hetsngp predict {run} FILE…; in Python {load}"
 
 
-def _corrected(path: str, dropped: int, changed: int) -> str:
-    return f"labels of {path}: {changed} images have another class than given, {dropped} are dropped"
+def _corrected(what: str, path: str, dropped: int, changed: int) -> str:
+    return f"labels of {path}: {changed} {what} have another class than given, {dropped} are dropped"
 
 
-def _measured(part: str, accuracy: float, nll: float, ece: float, examples: int) -> str:
-    return f"{part}: accuracy {accuracy:.4f}, NLL {nll:.4f}, ECE {ece:.4f} on {examples} images"
+def _measured(part: str, what: str, accuracy: float, nll: float, ece: float, examples: int) -> str:
+    return f"{part}: accuracy {accuracy:.4f}, NLL {nll:.4f}, ECE {ece:.4f} on {examples} {what}"
 
 
-def _verdicts(**thresholds: Any) -> str:
+def _verdicts(what: str, **thresholds: Any) -> str:
     from hetsngp.serving.decisions import Thresholds, unused_verdicts
 
     messages = unused_verdicts(Thresholds.from_dict(thresholds))
     if thresholds["confident"] is not None:
-        text = f"{thresholds['coverage']:.0%} of the held-out images would be called confident"
+        text = f"{thresholds['coverage']:.0%} of the held-out {what} would be called confident"
         if thresholds["accuracy"] is not None:
             text += f", and {thresholds['accuracy']:.1%} of these are classified correctly"
         messages.insert(0, text)

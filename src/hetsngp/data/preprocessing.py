@@ -63,6 +63,9 @@ class Preprocessing:
     """Whether an image may have any number of classes."""
     resize: int | None = None
     """Length of the short side of image files before the centre crop; None: as ``size``."""
+    resize_arrays: bool = False
+    """Whether images in memory of another size are resized, and grey ones made RGB, as for a pretrained
+    network; False: they must have the size."""
     several_labels = renamed_attribute("several_labels", "multi_label")
 
     def __post_init__(self) -> None:
@@ -87,8 +90,9 @@ class Preprocessing:
                 "mean and std need one number per channel, std positive and at least "
                 f"{SMALLEST:g}, got {self.mean!s:.100} and {self.std!s:.100}"
             )
-        if type(self.multi_label) is not bool:
-            raise ValueError(f"multi_label is true or false, got {self.multi_label!r:.50}")
+        for name in ("multi_label", "resize_arrays"):
+            if type(getattr(self, name)) is not bool:
+                raise ValueError(f"{name} is true or false, got {getattr(self, name)!r:.50}")
         if len(self.class_names) < 2 or not all(isinstance(name, str) for name in self.class_names):
             raise ValueError(f"class_names are two or more words, got {self.class_names!s:.200}")
 
@@ -98,8 +102,11 @@ class Preprocessing:
         return len(self.mean)
 
     def to_dict(self) -> dict[str, Any]:
-        """Values for JSON, under the keys of release 0.1."""
-        return rename_keys(asdict(self), JSON_KEYS)
+        """Values for JSON, under the keys of release 0.1; newer ones where they are not at their default."""
+        values = asdict(self)
+        if not self.resize_arrays:
+            del values["resize_arrays"]
+        return rename_keys(values, JSON_KEYS)
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> Preprocessing:
@@ -202,14 +209,16 @@ class Preprocessing:
                 std=self.std,
                 resize=resize,
             )
-        shape = tuple(data.images.shape[1:])
-        if shape != (self.channels, *self.size):
+        shape, size = tuple(data.images.shape[1:]), None
+        if self.resize_arrays:
+            size = self._square()[0]
+        elif shape != (self.channels, *self.size):
             raise ValueError(
                 f"the images are {shape} (channels, height, width), and the model takes "
                 f"{(self.channels, *self.size)}: give a set of image files, which are resized, or train on "
                 "images of that size"
             )
-        loader = DeviceLoader(data, batch_size, mean=self.mean, std=self.std)
+        loader = DeviceLoader(data, batch_size, mean=self.mean, std=self.std, size=size)
         return loader if device is None else loader.to(device)
 
     def read(self, files: Sequence[str | Path]) -> Tensor:

@@ -103,7 +103,7 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         device: Device to train and predict on, e.g. "cuda"; None: the CPU, which is faster for small tables.
         verbose: Show progress.
         random_state: Seed, or a ``numpy.random.RandomState``.
-        amplitude, rank, random_features, length_scale, normalization, kernel, posterior, noise,
+        amplitude, rank, random_features, length_scale, normalization, kernel, linear_share, posterior, noise,
             temperature, likelihood, sampler, num_samples, spectral_bound, num_members, input_repetition,
             batch_repetition, latent_dim, flow_layers, entropy_weight: See
             :class:`hetsngp.models.options.BuildOptions`.
@@ -154,6 +154,7 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         length_scale: float | None = None,
         normalization: NormalizationName | None = None,
         kernel: KernelName = "rbf",
+        linear_share: float = 0.5,
         posterior: PosteriorName = "kronecker",
         noise: NoiseName = "low_rank",
         temperature: float = 1.0,
@@ -189,6 +190,7 @@ class HetSNGPClassifier(ClassifierMixin, BaseEstimator):
         self.length_scale = length_scale
         self.normalization = normalization
         self.kernel = kernel
+        self.linear_share = linear_share
         self.posterior = posterior
         self.noise = noise
         self.temperature = temperature

@@ -109,7 +109,28 @@ def _about(served: ServedModel, sets: RunSets, corrupted: Mapping[Any, Any] | No
         found["corrupted"] = f"{sets.corrupted} ({whose})"
     if sets.limit is not None:
         found["limit"] = f"{sets.limit} images of each set"
-    return {**found, "hetsngp": importlib.import_module("hetsngp").__version__, "torch": torch.__version__}
+    found |= {"hetsngp": importlib.import_module("hetsngp").__version__, "torch": torch.__version__}
+    note = _note_on_labels(served, sets)
+    return found if note is None else {**found, "note": note}
+
+
+def _note_on_labels(served: ServedModel, sets: RunSets) -> str | None:
+    """Sentence for the report where the labelled images are those that were trained on."""
+    own = str(served.about.get("data_path") or served.about.get("data") or "")
+    if not own or sets.data is None or not _is_training_set(own, sets.data):
+        return None
+    note = "these are the images that were trained on, so that the numbers are too good"
+    if "labels" in served.about:
+        note += f"; measured by their labels as given, not as corrected by {served.about['labels']}"
+    return note
+
+
+def _is_training_set(own: str, spec: str) -> bool:
+    """Whether ``spec`` is the folder of classes that a run was trained on, or that of its training images."""
+    if own.partition(":")[0] in DATASETS or spec.partition(":")[0] in DATASETS:
+        return False
+    trained, given = (Path(each).expanduser().resolve() for each in (own, spec))
+    return given == trained / "train" or (given == trained and given.is_dir() and not has_test(given))
 
 
 def _check_same_classes(corrupted: Mapping[Any, Any], name: str, classes: Sequence[str], spec: str) -> None:

@@ -388,7 +388,7 @@ class _FrozenCrossFit:
             return view, x
         known, x = self._kernel
         latent.inducing, latent.normalizer = known.inducing, known.normalizer
-        scale = latent.kernel.part_amplitude / known.kernel.part_amplitude
+        scale = latent.kernel.amplitude / known.kernel.amplitude
         x = torch.cat([h, x[:, h.shape[1] :] * scale], 1)
         view = Classifier(
             Features(x.shape[1]),

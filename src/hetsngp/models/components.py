@@ -69,7 +69,7 @@ class Components:
             o.length_scale,
             kind,
             features=form,
-            linear=o.kernel == "rbf+linear",
+            linear_share=o.linear_share if o.kernel == "rbf+linear" else 0.0,
         )
         return RandomFeatureGP(
             self.num_features,

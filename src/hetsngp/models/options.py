@@ -66,7 +66,9 @@ class BuildOptions(TypedDict, total=False):
     normalization: NormalizationName | None
     """None: "rms" for MLPs, "direction" for the rest."""
     kernel: KernelName
-    """Prior of a logit: "rbf", or "rbf+linear", equal parts a²·(½k + ½zᵀz′/D) under one posterior."""
+    """Prior of a logit: "rbf", or "rbf+linear", a²·((1 − s)·k + s·zᵀz′/D) under one posterior."""
+    linear_share: float
+    """s, share of the linear kernel in the prior variance of "rbf+linear", above 0 and below 1."""
     features: FeaturesName
     """"random" frequencies, or "inducing": components of the kernel between training points, which
     :func:`hetsngp.fit_head` makes for a backbone that does not change; m of them."""
@@ -124,6 +126,7 @@ class Options:
     length_scale: float | None = None
     normalization: NormalizationName | None = None
     kernel: KernelName = "rbf"
+    linear_share: float = 0.5
     features: FeaturesName = "random"
     posterior: PosteriorName = "kronecker"
     noise: NoiseName = "low_rank"
@@ -158,6 +161,11 @@ class Options:
             if not is_number or not 0 <= value <= most or value == float("inf"):
                 raise ValueError(f"{name} must be a number from 0 to {most:g}, got {value!r}")
             object.__setattr__(self, name, float(value))
+        if not self.linear_share < 1:
+            raise ValueError(
+                f"linear_share must be above 0 and below 1, got {self.linear_share!r}: kernel='rbf' has no "
+                "linear part, method='deterministic' nothing else"
+            )
         if self.random_features % 2:
             raise ValueError(f"random_features must be even (sine–cosine pairs), got {self.random_features}")
         if not isinstance(self.sample_beta, bool | np.bool_ | int) or self.sample_beta not in (0, 1):

@@ -343,8 +343,8 @@ class Kernel:
     """Prior of the GP: amplitude a (standard deviation of a logit), length scale ℓ, features, normalisation.
 
     ``features``: "sincos", "cosine" (the paper's) or "inducing"; ``orthogonal``: frequencies in orthogonal
-    blocks; ``linear``: half of the prior variance is that of a linear function of the normalised features,
-    a²·(½k(z, z′) + ½zᵀz′/D), so that a² stays the variance of a logit at features of typical length.
+    blocks; ``linear_share``: share s of a linear function of the normalised features in the prior variance,
+    a²·((1 − s)·k(z, z′) + s·zᵀz′/D), so that a² stays the variance of a logit at features of typical length.
     """
 
     random_features: int = 1024
@@ -353,12 +353,17 @@ class Kernel:
     normalization: str = "rms"
     features: str = "sincos"
     orthogonal: bool = True
-    linear: bool = False
+    linear_share: float = 0.0
 
     @property
-    def part_amplitude(self) -> float:
-        """Amplitude of the RBF kernel, and of the linear one beside it."""
-        return self.amplitude * math.sqrt(0.5) if self.linear else self.amplitude
+    def rbf_amplitude(self) -> float:
+        """Amplitude of the RBF kernel."""
+        return self.amplitude * math.sqrt(1 - self.linear_share)
+
+    @property
+    def linear_amplitude(self) -> float:
+        """Amplitude of the linear kernel beside it."""
+        return self.amplitude * math.sqrt(self.linear_share)
 
 
 def member_rows(outputs: Tensor, members: int) -> Tensor:
@@ -445,7 +450,7 @@ class RandomFeatureGP(nn.Module):
             self.register_buffer("frequencies", draw(rows, width, generator=generator))
         if kernel.features == "cosine":
             self.register_buffer("phases", 2 * math.pi * torch.rand(m, generator=generator))
-        size = m + width if kernel.linear else m
+        size = m + width if kernel.linear_share else m
         std = INITIAL_LOGIT_STD / kernel.amplitude
         self.beta = nn.Parameter(torch.randn(size, members * num_classes, generator=generator) * std)
         self.posterior = POSTERIOR_TYPES[posterior](num_classes, size, link)
@@ -506,16 +511,18 @@ class RandomFeatureGP(nn.Module):
                 phi = features.sincos_features(scaled, self.frequencies.to(z))
             else:
                 phi = features.cosine_features(scaled, self.frequencies.to(z), self.phases.to(z))
-        if self.kernel.linear:
-            phi = torch.cat([phi, z / math.sqrt(h.shape[-1])], dim=-1)
-        return self.kernel.part_amplitude * phi
+        phi = self.kernel.rbf_amplitude * phi
+        if self.kernel.linear_share:
+            linear = self.kernel.linear_amplitude / math.sqrt(h.shape[-1]) * z
+            phi = torch.cat([phi, linear], dim=-1)
+        return phi
 
     def with_prior_variance(self, phi: Tensor) -> Tensor:
         """φ with ‖φ‖² the prior variance, from which variances are computed."""
         if self.inducing is None:
             return phi
         rbf, linear = phi.tensor_split([self.kernel.random_features], dim=-1)
-        return torch.cat([self.inducing.with_residual(rbf, self.kernel.part_amplitude), linear], dim=-1)
+        return torch.cat([self.inducing.with_residual(rbf, self.kernel.rbf_amplitude), linear], dim=-1)
 
     def mean(self, phi: Tensor) -> Tensor:
         """û = φᵀβ̂: (B, m) → (B·M, K)."""

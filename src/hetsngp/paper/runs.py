@@ -59,7 +59,7 @@ class TableRun:
 
     def state(self, out: Path) -> str:
         """State of the run: one of the four words above."""
-        from hetsngp.training.images import finished
+        from hetsngp.training.finished_runs import finished
 
         folder = self.folder(out)
         summary = finished(folder)
@@ -173,7 +173,7 @@ def all_runs(request: TableRequest) -> Iterator[TableRun]:
 def train(run: TableRun, out: Path, engine: Any, show: bool | None) -> dict[str, Any]:
     """Train what is missing of a run and return its summary; a finished run is not changed."""
     from hetsngp.training.config import CheckpointConfig
-    from hetsngp.training.images import train_images
+    from hetsngp.training.recipe_run import train_recipe
 
-    summary: dict[str, Any] = train_images(run.read(), engine, CheckpointConfig(run.folder(out)), show=show)
+    summary: dict[str, Any] = train_recipe(run.read(), engine, CheckpointConfig(run.folder(out)), show=show)
     return summary

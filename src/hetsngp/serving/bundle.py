@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,11 @@ from hetsngp.files import CHECKSUM, has_checksum, with_checksum, write_json
 from hetsngp.io.artifact import load
 from hetsngp.io.storage import CONFIG, ArtifactError
 from hetsngp.limits import INPUT_SIDE
-from hetsngp.locking import one_writer
+from hetsngp.locking import LOCK, one_writer
 from hetsngp.models.classifier import Classifier
 from hetsngp.models.ensemble import Ensemble
 from hetsngp.serving.decisions import Thresholds
+from hetsngp.serving.plain_models import assumed_inputs
 
 SERVING, MODEL = "serving.json", "model"
 FORMAT, VERSION = "hetsngp-serving", 2
@@ -49,11 +50,14 @@ class ServedModel:
 
     model: Classifier | Ensemble
     inputs: Preprocessing
-    thresholds: Thresholds
+    thresholds: Thresholds | None
+    """None: there are no verdicts."""
     folder: Path
     """Folder of the saved model."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """Metadata written with the model, such as the recipe."""
+    note: str | None = None
+    """What was assumed, where the model was saved without its preprocessing."""
 
     @property
     def device(self) -> torch.device:
@@ -62,10 +66,14 @@ class ServedModel:
 
 
 def write_serving(
-    folder: str | Path, inputs: Preprocessing, thresholds: Thresholds, about: Mapping[str, Any] | None = None
+    folder: str | Path,
+    inputs: Preprocessing,
+    thresholds: Thresholds | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> None:
     """Write ``serving.json`` beside the model that :func:`hetsngp.save` put into ``folder``, atomically.
 
+    ``thresholds``: of :func:`~hetsngp.serving.set_thresholds`; None: there are no verdicts.
     ``about``: further metadata of the model, as strict JSON. Where its "data" is a folder or a file, its
     absolute path is added as "data_path", so that the model can be evaluated from another working directory.
     """
@@ -77,28 +85,39 @@ def write_serving(
             "version": VERSION,
             "sha256": _weights_digest(target),
             "inputs": inputs.to_dict(),
-            "thresholds": thresholds.to_dict(),
+            "thresholds": None if thresholds is None else thresholds.to_dict(),
             "about": {**values, **_data_path(values.get("data"))},
         }
         write_json(target / SERVING, with_checksum(content))
 
 
 def open_run(
-    path: str | Path, device: str | torch.device = "cpu", *, allow_download: bool = False
+    path: str | Path,
+    device: str | torch.device = "cpu",
+    *,
+    allow_download: bool = False,
+    class_names: Sequence[str] | None = None,
 ) -> ServedModel:
     """Load the finished run in ``path``: a folder that contains ``model/``, or that folder itself.
 
     No lock is taken. While the run is being replaced, the files are read again until they belong to one
     model, the old or the new one, for a few seconds at most. ``allow_download``: as of :func:`hetsngp.load`.
+
+    A model that was saved by :func:`hetsngp.save` alone has no ``serving.json``: where its network is one of
+    timm's, that says how it takes images; ``class_names`` are for such a model.
     """
     folder = _model_folder(Path(path))
     file = folder / SERVING
+    if not file.exists() and not _is_of_run(folder):
+        plain = load(folder, device=device, allow_download=allow_download)
+        assumed, note = assumed_inputs(plain, folder, class_names)
+        return ServedModel(plain, assumed, None, folder, note=note)
+    if class_names is not None:
+        raise ValueError(f"{file} has the names of the classes: leave out other ones")
     model, content = _read_together(folder, device, allow_download)
     try:
-        inputs, thresholds = (
-            Preprocessing.from_dict(content["inputs"]),
-            Thresholds.from_dict(content["thresholds"]),
-        )
+        inputs, set_before = Preprocessing.from_dict(content["inputs"]), content["thresholds"]
+        thresholds = None if set_before is None else Thresholds.from_dict(set_before)
         about = content["about"]
         if not isinstance(about, dict):
             raise ValueError(f"about must be an object, got {about!r:.50}")
@@ -171,6 +190,12 @@ def _model_folder(path: Path) -> Path:
     raise FileNotFoundError(
         f"{path} is not a run: it has no {MODEL}/{CONFIG}; give the folder that hetsngp train --out wrote"
     )
+
+
+def _is_of_run(folder: Path) -> bool:
+    """Whether the model is that of a run of a training, which has, or will have, a ``serving.json``."""
+    run = folder.parent
+    return folder.name == MODEL and any((run / name).exists() for name in (*UNFINISHED, "summary.json", LOCK))
 
 
 def _read(file: Path) -> dict[str, Any]:

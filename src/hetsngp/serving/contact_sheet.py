@@ -21,6 +21,7 @@ COLUMNS, MAX_LETTERS, MOST_ACROSS = 8, 24, 3
 CELL, SIDE, TOP, MIN_WIDTH = (1.7, 2.45), 1.45, 0.3, 4.2
 # Okabe and Ito's colours, which colour-blind readers can tell apart; the verdict is also written below.
 COLOURS = {"confident": "#0072B2", "ambiguous": "#E69F00", "unfamiliar": "#D00000"}
+NO_VERDICT = "#808080"
 MEANINGS = {
     "confident": "confident: held-out images like this were classified correctly",
     "ambiguous": "ambiguous: may be another class",
@@ -92,7 +93,9 @@ def _cell(record: PredictionRecord, image: Any) -> SheetCell:
     below = [f"{_shorten(record.label, MAX_LETTERS - 5)} {record.confidence:.2f}", *_wrap(record.text)]
     if record.given is not None:
         below.append(f"given: {record.given}")
-    return SheetCell(image, Path(record.name).name or record.name, below, COLOURS[record.verdict])
+    return SheetCell(
+        image, Path(record.name).name or record.name, below, COLOURS.get(record.verdict, NO_VERDICT)
+    )
 
 
 def _draw_cell(ax: Any, cell: SheetCell) -> None:

@@ -75,7 +75,8 @@ def predict_and_show(
 
     for line in map(_to_json, records()) if as_json else as_text(records(), batch_size):
         print(line, flush=True)
-    for note in unused_verdicts(served.thresholds):
+    notes = [] if served.note is None else [served.note]
+    for note in notes + ([] if served.thresholds is None else unused_verdicts(served.thresholds)):
         print(f"note: {note}", file=sys.stderr)
     if contact_sheet is not None:
         draw_contact_sheet(first, [record.pixels for record in first], contact_sheet)

@@ -17,7 +17,7 @@ from hetsngp.data.images.multi_label import MultiLabelFiles
 from hetsngp.data.preprocessing import Images, Preprocessing
 from hetsngp.data.shards.streams import ShardedImages
 from hetsngp.serving.bundle import ServedModel
-from hetsngp.serving.decisions import most_probable, verdicts
+from hetsngp.serving.decisions import Verdict, most_probable, verdicts
 from hetsngp.types import Prediction
 from hetsngp.validation import check_positive
 
@@ -40,7 +40,7 @@ class PredictionRecord:
     model_uncertainty: float
     ood_score: float
     verdict: str
-    """confident, ambiguous or unfamiliar."""
+    """confident, ambiguous or unfamiliar; "" where there are no thresholds."""
     text: str
     """Verdict for readers: "ambiguous (cat or dog)"."""
     top: tuple[tuple[str, float], ...]
@@ -135,12 +135,15 @@ def _records(
     """Predict a batch (b, C, H, W), consuming b ``names``; the first ``keep`` records keep their pixels."""
     prediction: Prediction = served.model.predict(x.to(served.device))
     classes = served.inputs.class_names
-    found = verdicts(prediction, served.thresholds, classes)
     best = torch.stack(most_probable(prediction.probs), 1)
     top = zip(best.tolist(), prediction.probs.gather(1, best).tolist(), strict=True)
     columns = ("confidence", "data_uncertainty", "model_uncertainty", "ood_score")
     rows = zip(*(getattr(prediction, name).tolist() for name in columns), strict=True)
     pixels = list(_pixels(served.inputs, x[: max(keep, 0)].cpu()))
+    if served.thresholds is None:
+        found = [Verdict("", classes[label], (), "–") for label in best[:, 0].tolist()]
+    else:
+        found = verdicts(prediction, served.thresholds, classes)
     for index, (verdict, (labels, probs), numbers) in enumerate(zip(found, top, rows, strict=True)):
         yield PredictionRecord(
             name=next(names),

@@ -57,6 +57,18 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
+class HeadConfig:
+    """What decides the fit of a head on a frozen network, besides its options."""
+
+    seed: int = 0
+    """Seed of the split, of the head's initial values, and of everything else that is random."""
+
+    def describe(self) -> dict[str, Any]:
+        """Fields as JSON has them."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
 class CheckpointConfig:
     """A folder for checkpoint, logs and the best epoch; the same call with the same folder resumes."""
 

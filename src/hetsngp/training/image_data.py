@@ -1,145 +1,39 @@
-"""Loaders of a training on images, in memory or from disk, and the preprocessing."""
+"""Images of a training, in memory or from disk: opened, loaded, their loaders and the preprocessing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
-from hetsngp.data.images.arrays import ImageArrays, stratified
-from hetsngp.data.images.copies import image_folds
+from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.decoding import IMAGENET_MEAN, IMAGENET_STD, short_side
 from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
 from hetsngp.data.images.files import LIMIT_BYTES, ImageFiles
-from hetsngp.data.images.multi_label import MultiLabelFiles
-from hetsngp.data.label_files import LabelFile, open_labels, with_labels
 from hetsngp.data.preprocessing import Images, Preprocessing
-from hetsngp.data.shards.streams import ShardedImages
-from hetsngp.data.sources import has_test, open_set
+from hetsngp.data.sources import open_set
+from hetsngp.training.input_kinds import Loaders, TaskData
 from hetsngp.training.recipes.task import ImageTask
 
 EVAL_BATCH = 1000
 """Images of a batch in evaluation, where they are in memory."""
 
 
-@dataclass(frozen=True)
-class TaskData:
-    """Opened and split data sets."""
-
-    train: Images
-    held_out: Images
-    test: Images | None
-    missing: str | None
-    """Why there are no test images, if the data set should have some."""
-    shape: tuple[int, int, int]
-    """Channels, height and width of an image."""
-    fingerprints: dict[str, Any] = field(default_factory=dict)
-    """Fingerprints of the sets as they were opened, before files are decoded, and of corrected labels."""
-    corrected: dict[str, Any] | None = None
-    """Corrected labels, for the summary: their path, and the numbers of dropped and of changed examples."""
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes K."""
-        return self.train.num_classes
-
-    @property
-    def multi_label(self) -> bool:
-        """Whether an image may have several labels."""
-        return isinstance(self.train, MultiLabelFiles | ShardedImages)
-
-
-@dataclass(frozen=True)
-class Loaders:
-    """Loaders of a training: ``train`` shuffles and augments, ``clean`` has the same images unchanged."""
-
-    train: Any
-    clean: Any
-    held_out: Any
-    test: Any | None
-    inputs: Preprocessing
-
-
-def open_task(
-    task: ImageTask, seed: int, fingerprints: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-) -> TaskData:
-    """Open and check all data of a task, so that missing data are found before the training.
-
-    ``fingerprints`` makes those of the opened sets.
-
-    Folds and held-out images are drawn from the labels as given, so that they are the same with corrected
-    labels; copies of an image are in one fold. Corrected labels are for training and held-out images, without
-    those that were dropped; a fold that is tested on keeps its given labels.
-    """
-    images = open_set(task.data, "train")
+def open_images_to_train_on(spec: str, split: str) -> Images:
+    """Open the ``split``, "train" or "test", of a data set, image files without reading them."""
+    images = open_set(spec, split)
     if not isinstance(images, Images):
-        raise ValueError(f"{task.data} is a {type(images).__name__}, not images to train on: docs/data.md")
-    single = isinstance(images, ImageArrays | ImageFiles)
-    for name in ("labels", "fold"):
-        if not single and getattr(task, name) is not None:
-            raise ValueError(
-                f"{name} is for images with one label each, and those of {task.data} are "
-                f"{type(images).__name__}: leave it out"
-            )
-    labels = None if task.labels is None else open_labels(task.labels, images)  # type: ignore[arg-type]
-    test, missing = None, None
-    if task.fold is None and has_test(task.data):
-        try:
-            test = open_set(task.data, "test")
-        except FileNotFoundError as error:
-            missing = " ".join(str(error).split())
-    found = {} if fingerprints is None else fingerprints({"train": images, "test": test})
-    if labels is not None and fingerprints is not None:
-        found = {**found, "labels": labels.to_fingerprint()}
-    fold_rows = None
-    if task.fold is not None:
-        number, folds = task.fold_number
-        fold_rows = image_folds(images, folds, seed)[number - 1]  # type: ignore[arg-type]
-    images, test = _loaded(images, task), None if test is None else _loaded(test, task)
-    if isinstance(images, ImageArrays):
-        shape = tuple(images.images.shape[1:])
-        short_side(max(shape[1:]), task.resize)  # checks what files for prediction will need
-    else:
-        shape = (3, _size(task), _size(task))
-    corrected = None
-    if single:
-        train, held_out, fold, corrected = _split(images, labels, task, seed, fold_rows)
-        test = test if fold is None else fold
-    else:
-        train, held_out = images.split(task.held_out, seed=seed)
-    data = TaskData(train, held_out, test, missing, shape, found, corrected)  # type: ignore[arg-type]
-    if test is not None and test.class_names != images.class_names:
-        odd = sorted(set(images.class_names) ^ set(test.class_names))
-        raise ValueError(
-            f"training and test images of {task.data} have different classes, e.g. "
-            f"{(odd or ['their order'])[0]!r}: give both the same folders"
-        )
-    link = task.options.get("link", "softmax")
-    if data.multi_label != (link == "sigmoid"):
-        kind, fix = ("multi-label", "sigmoid") if data.multi_label else ("single-label", "softmax")
-        raise ValueError(f"{task.data} is {kind}: --set options.link={fix}")
-    return data
+        raise ValueError(f"{spec} is a {type(images).__name__}, not images to train on: docs/data.md")
+    return images
 
 
-def _split(
-    images: Any, labels: LabelFile | None, task: ImageTask, seed: int, fold_rows: torch.Tensor | None
-) -> tuple[Any, Any, Any | None, dict[str, Any] | None]:
-    """Images to train on, held out, and of the fold; and how many examples have corrected labels."""
-    rest, fold, corrected = torch.arange(len(images)), None, None
-    if fold_rows is not None:
-        fold, rest = images.take(fold_rows), rest[~torch.isin(rest, fold_rows)]
-    parts = [rest[rows] for rows in stratified(images.labels[rest], images.num_classes, task.held_out, seed)]
-    if labels is not None:
-        images, kept = with_labels(images, labels), labels.is_kept
-        parts = [rows[kept[rows]] for rows in parts]
-        if not all(map(len, parts)):
-            raise ValueError(f"the labels {task.labels} drop all images to train on, or all held-out ones")
-        changed = sum(int(labels.changed[rows].sum()) for rows in parts)
-        corrected = {"path": task.labels, "dropped": int((~kept[rest]).sum()), "changed": changed}
-    train, held_out = (images.take(rows) for rows in parts)
-    return train, held_out, fold, corrected
+def image_shape(images: Images, task: ImageTask) -> tuple[int, ...]:
+    """Channels, height and width of an image as the network gets it."""
+    if task.frozen:
+        return ()  # as the pretrained network takes them
+    if not isinstance(images, ImageArrays):
+        return (3, _size(task), _size(task))
+    shape = tuple(images.images.shape[1:]) if task.size is None else (3, task.size, task.size)
+    short_side(max(shape[1:]), task.resize)  # checks what files for prediction will need
+    return shape
 
 
 def make_loaders(
@@ -167,13 +61,14 @@ def make_loaders(
 
 
 def _in_memory(task: ImageTask, data: TaskData, scale: dict[str, Any], seed: int) -> Loaders:
-    padding = max(1, min(data.shape[1:]) // 8)
+    padding = max(1, min(data.train.images.shape[2:]) // 8)
     train = DeviceLoader(
-        data.train,  # type: ignore[arg-type]
+        data.train,
         task.batch_size,
         shuffle=True,
         augment=Augmentation(padding),
         seed=seed,
+        size=task.size if is_resized(data) else None,
         **scale,
     )
     inputs = _inputs(task, data, train.mean.tolist(), train.std.tolist())
@@ -183,20 +78,35 @@ def _in_memory(task: ImageTask, data: TaskData, scale: dict[str, Any], seed: int
     return Loaders(train, train.clean(), held_out, test, inputs)
 
 
+def is_resized(data: TaskData) -> bool:
+    """Whether images in memory are resized for the network: their shape is not that of its input."""
+    return isinstance(data.train, ImageArrays) and tuple(data.train.images.shape[1:]) != data.shape
+
+
 def _inputs(task: ImageTask, data: TaskData, mean: Any, std: Any) -> Preprocessing:
     names = data.train.class_names
-    return Preprocessing(data.shape[1:], tuple(mean), tuple(std), names, data.multi_label, resize=task.resize)
+    _, height, width = data.shape
+    return Preprocessing(
+        (height, width),
+        tuple(mean),
+        tuple(std),
+        names,
+        data.multi_label,
+        resize=task.resize,
+        resize_arrays=is_resized(data),
+    )
 
 
-def _loaded(images: Any, task: ImageTask) -> Any:
+def load_images(images: Any, task: ImageTask) -> Any:
     """Load image files into memory, unless they are to be read from disk."""
     if not isinstance(images, ImageFiles):
-        if isinstance(images, ImageArrays) and task.size is not None:
+        if isinstance(images, ImageArrays) and task.size is not None and not task.pretrained:
             raise ValueError(
-                f"size={task.size} is for image files, the images of {task.data} have a size: leave it out"
+                f"size={task.size} is for image files, the images of {task.data} have a size: leave it out, "
+                "or take a pretrained network, for which they are resized"
             )
         return images
-    if task.from_disk:
+    if task.from_disk or task.frozen:  # each file is decoded once, where its features are computed
         return images
     size = _size(task)
     if len(images) * 3 * size**2 > LIMIT_BYTES:
@@ -211,11 +121,3 @@ def _size(task: ImageTask) -> int:
     if task.size is None:
         raise ValueError(f"the images of {task.data} may have any size: choose one, e.g. --set size=64")
     return task.size
-
-
-def spread(images: Images, most: int) -> Images:
-    """Take ``most`` images at equal distances, because files are in the order of classes; all of shards."""
-    if isinstance(images, ShardedImages) or len(images) <= most:
-        return images
-    indices = torch.linspace(0, len(images) - 1, most, dtype=torch.float64)  # float32 would repeat some
-    return images.take(indices.round().long())

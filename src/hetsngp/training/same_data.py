@@ -18,9 +18,10 @@ from torch.utils.data import IterableDataset
 
 from hetsngp.data.fingerprint import Fingerprint, compare_fingerprints, fingerprint_data, fingerprint_items
 from hetsngp.data.label_files import open_labels
-from hetsngp.data.sources import has_test, open_set
 from hetsngp.training.checkpointing.randomness import rng_state, seed_all, set_rng_state
+from hetsngp.training.input_kinds import input_kind
 from hetsngp.training.main_process import on_main
+from hetsngp.training.recipes.task import Task
 
 Fingerprints = dict[str, Fingerprint]
 """Fingerprint of each part of the data: train, held_out, test, labels."""
@@ -45,11 +46,11 @@ def loader_fingerprints(
 
 
 def set_fingerprints(sets: Mapping[str, Any], *, everything: bool = False) -> Fingerprints:
-    """Fingerprints of opened sets of images."""
+    """Fingerprints of opened sets of examples."""
     found = {
-        name: fingerprint_data(images, everything=everything)
-        for name, images in sets.items()
-        if images is not None
+        name: fingerprint_data(examples, everything=everything)
+        for name, examples in sets.items()
+        if examples is not None
     }
     return {name: value for name, value in found.items() if value is not None}
 
@@ -100,33 +101,28 @@ def with_paths_now(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
 
 
 def check_data_of_finished(
-    folder: Path,
-    summary: Mapping[str, Any],
-    data: str,
-    fabric: Any,
-    *,
-    labels: str | None = None,
-    everything: bool = False,
+    folder: Path, summary: Mapping[str, Any], task: Task, fabric: Any, *, everything: bool = False
 ) -> None:
     """Raise as :func:`check_same_data` does, for a finished run; a collective call.
 
     Data that are no longer at their place are not compared, nor those of a run of release 0.1.
     """
-    before = summary.get(FINGERPRINTS)
+    before, kind = summary.get(FINGERPRINTS), input_kind(task)
     if not isinstance(before, Mapping):
         return
 
     def opened() -> Fingerprints:
         try:
-            test = open_set(data, "test") if "test" in before and has_test(data) else None
-            train = open_set(data, "train")
+            has_test = "test" in before and kind.has_test(task.data)
+            test = kind.open(task.data, "test") if has_test else None
+            train = kind.open(task.data, "train")
             found = set_fingerprints({"train": train, "test": test}, everything=everything)
-            if labels is not None:
-                found["labels"] = open_labels(labels, train).to_fingerprint()
+            if task.labels is not None:
+                found["labels"] = open_labels(task.labels, train).to_fingerprint()
             return found
         except FileNotFoundError:
-            task = summary["recipe"]["task"]
-            if (data, labels) != (task.get("data"), task.get("labels")):
+            began = summary["recipe"]["task"]
+            if (task.data, task.labels) != (began.get("data"), began.get("labels")):
                 raise
             return {}
 

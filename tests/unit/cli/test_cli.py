@@ -436,7 +436,7 @@ def test_what_is_said_of_a_trained_model_may_be_said_anew(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("hetsngp.training.images.write_serving", stop)
+        patch.setattr("hetsngp.training.run_results.write_serving", stop)
         assert train(pictures, "--out", out, *small, "calibrate=false").exit_code == 130
     assert finished(out) is None
     assert train(pictures, "--out", out, *small, "calibrate=false").exit_code == 0

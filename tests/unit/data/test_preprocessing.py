@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.unit.small_sets import (
     make_cifar_small,
     random_bytes,
@@ -304,3 +305,32 @@ def test_cifar_c_published_or_made(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert np.array_equal(whole["fog", 2].images.permute(0, 2, 3, 1).numpy(), pixels["fog"][10:20])
     assert len(some["fog", 2]) == 4
     assert len(set(some["fog", 2].labels.tolist())) == 4
+
+
+# --- images in memory that are resized --------------------------------------------------------------------
+
+
+def test_arrays_are_resized_where_the_network_was_pretrained() -> None:
+    inputs = Preprocessing((16, 16), (0.5,) * 3, (0.25,) * 3, ("a", "b"), resize_arrays=True)
+    assert Preprocessing.from_dict(inputs.to_dict()) == inputs
+    pixels = torch.from_numpy(random_bytes(3, 3, 8, 10))
+    expected = F.interpolate(pixels.float(), (16, 16), mode="bicubic", antialias=True).clamp(0, 255)
+    data = ImageArrays(pixels, torch.tensor([0, 1, 0]), ("a", "b"))
+    x, y = next(iter(inputs.loader(data, 3)))
+    assert torch.allclose(x, (expected / 255 - 0.5) / 0.25, atol=1e-5)
+    assert y.tolist() == [0, 1, 0]
+    grey = ImageArrays(pixels[:, :1], data.labels, data.class_names)
+    x, _ = next(iter(inputs.loader(grey, 3)))
+    assert x.shape == (3, 3, 16, 16)
+    assert torch.equal(x[:, 0], x[:, 2])
+    large = ImageArrays(torch.from_numpy(random_bytes(2, 3, 16, 16)), data.labels[:2], data.class_names)
+    x, _ = next(iter(inputs.loader(large, 2)))
+    assert torch.allclose(x, (large.images / 255 - 0.5) / 0.25, atol=1e-6)  # as it is
+
+
+def test_a_description_without_resized_arrays_is_that_of_older_releases() -> None:
+    inputs = Preprocessing((8, 8), (0.5,), (0.25,), ("a", "b"))
+    assert set(inputs.to_dict()) == {"size", "mean", "std", "class_names", "several_labels", "resize"}
+    assert not Preprocessing.from_dict(inputs.to_dict()).resize_arrays
+    with pytest.raises(ValueError, match="resize_arrays is true or false"):
+        Preprocessing.from_dict({**inputs.to_dict(), "resize_arrays": 1})

@@ -710,7 +710,7 @@ def test_options_are_those_of_build_with_their_names() -> None:
         **{"normalization": "polar", "posterior": "shared", "noise": "parameter_efficient", "num_samples": 8},
         **{"likelihood": "mean_log", "sampler": "mc", "spectral_bound": 0.5, "num_members": 2},
         **{"input_repetition": 0.5, "batch_repetition": 2, "latent_dim": 3, "flow_layers": 2},
-        **{"entropy_weight": 0.01, "kernel": "rbf+linear"},
+        **{"entropy_weight": 0.01, "kernel": "rbf+linear", "linear_share": 0.3},
     }
     assert set(values) == handed_on
     X, y = blobs(30)

@@ -241,3 +241,23 @@ def test_the_images_of_imagenet_c_are_cut_already(tmp_path: Path, monkeypatch: p
     ((clean, _),) = list(given["inside"])
     whole = ImageArrays(torch.from_numpy(pixels[:1]).permute(0, 3, 1, 2), torch.zeros(1).long(), ("a",))
     assert not torch.allclose(clean, next(iter(INPUTS.loader(whole, 1)))[0], atol=1e-2)
+
+
+@pytest.mark.parametrize("labels", [None, "runs/audit"])
+def test_a_report_on_the_images_of_the_training_says_so(labels: str | None, tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    for number in range(12):
+        write_image(photos / NAMES[number % 3] / f"{number}.png", random_bytes(9, 9, 3, seed=number))
+    corrected = {} if labels is None else {"labels": labels}
+    run = save_run(tmp_path / "run", data=str(photos), recipe="mine", **corrected)
+    about = evaluate_run(run, RunSets(data=str(photos)), tmp_path / "report").about
+    assert "these are the images that were trained on" in about["note"]
+    assert ("by their labels as given, not as corrected by runs/audit" in about["note"]) == bool(labels)
+    photos.rename(tmp_path / "train")
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "train").rename(tmp_path / "moved" / "train")
+    other = save_run(tmp_path / "other", data=str(tmp_path / "moved"), recipe="mine")
+    train = evaluate_run(other, RunSets(data=str(tmp_path / "moved" / "train")), tmp_path / "b")
+    assert "note" in train.about
+    moved = RunSets(data=str(tmp_path / "moved" / "train"))
+    assert "note" not in evaluate_run(run, moved, tmp_path / "c").about  # not where it was trained

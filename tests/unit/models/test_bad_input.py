@@ -284,7 +284,9 @@ def test_fewer_than_two_classes(classes: Any) -> None:
         hetsngp.build("deterministic", toy.backbone(), classes)
 
 
-@pytest.mark.parametrize("name", ["temperature", "amplitude", "length_scale", "spectral_bound"])
+@pytest.mark.parametrize(
+    "name", ["temperature", "amplitude", "length_scale", "spectral_bound", "linear_share"]
+)
 @pytest.mark.parametrize("value", [0, 0.0, -1.0, NAN, "1", True])
 def test_options_that_must_be_positive(name: str, value: Any) -> None:
     with refuses(ValueError, name, "positive finite number", repr(value)):
@@ -296,6 +298,12 @@ def test_options_that_must_be_finite(name: str) -> None:
     with refuses(ValueError, name, "positive finite number", "inf"):
         toy.build("hetsngp", **{name: INF})
     toy.build("hetsngp", spectral_bound=INF)  # documented: no bound
+
+
+@pytest.mark.parametrize("value", [1, 1.5, INF])
+def test_the_linear_kernel_is_a_part_of_the_prior(value: float) -> None:
+    with refuses(ValueError, "linear_share", repr(value)):
+        toy.build("sngp", kernel="rbf+linear", linear_share=value)
 
 
 @pytest.mark.parametrize(

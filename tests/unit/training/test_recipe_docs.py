@@ -46,6 +46,7 @@ def default_of(key: str) -> object:
     special = {
         **dict.fromkeys(("data", "network", "method"), MISSING),  # a file says them
         "seed": 0,
+        "inputs": "images",
         "schedule.smooth": True,
         "schedule.milestone_shares": None,
         "schedule.milestones": None,

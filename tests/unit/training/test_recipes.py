@@ -3,9 +3,9 @@
 import json
 import math
 import re
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,8 +15,8 @@ from hetsngp.models.options import Options
 from hetsngp.training.config import TrainConfig
 from hetsngp.training.hardware import Hardware
 from hetsngp.training.recipes.keys import RENAMED, current_description, known_keys
-from hetsngp.training.recipes.recipe import Recipe, read_recipe, recipe_file, recipe_names
-from hetsngp.training.recipes.task import ImageTask, VerdictRules
+from hetsngp.training.recipes.recipe import Recipe, described_recipe, read_recipe, recipe_file, recipe_names
+from hetsngp.training.recipes.task import TASKS, ImageTask, Task, VerdictRules
 
 SAVED = Path(__file__).parents[2] / "saved_0_1"
 SMALLEST = 'data = "cifar10"\nnetwork = "wrn-10-1"\nmethod = "sngp"\n[schedule]\nepochs = 10\n'
@@ -158,10 +158,14 @@ STEPS = SMALLEST + 'decay = "step"\nmilestone_shares = [0.5]\nwarmup = 2\n[optio
 CHANGES: dict[str, tuple[Any, ...]] = {
     "data": ("svhn", "cifar10n:worse", "a/folder with spaces", "runs/#1.npz"),
     "network": ("wrn-16-8", '"resnet50"'),
+    "inputs": ("images",),
     "method": ("hetsngp",),
     "size": (32, "none"),
     "resize": (40,),
     "from_disk": ("true",),
+    "features": ("runs/features",),
+    "frozen": ("false",),
+    "head_first": ("false",),
     "workers": (0, "none"),
     "batch_size": (1_000,),
     "held_out": (0.25, "1e-3"),
@@ -176,6 +180,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "options.length_scale": (1.5,),
     "options.normalization": ("polar", "none"),
     "options.kernel": ("rbf+linear",),
+    "options.linear_share": (0.2,),
     "options.features": ("inducing",),
     "options.posterior": ("none",),
     "options.noise": ("feature",),
@@ -224,7 +229,14 @@ CHANGES: dict[str, tuple[Any, ...]] = {
 }
 """Every key, and values that it takes."""
 SAME = {"hardware.devices": "auto", "size": "none", "workers": "none", "options.num_samples": "none"}
-SAME |= {"labels": "none", "fold": "none", "training.mixup": 0}
+SAME |= {
+    "frozen": "false",
+    "head_first": "false",
+    "inputs": "images",
+    "labels": "none",
+    "fold": "none",
+    "training.mixup": 0,
+}
 """Values that are there already."""
 
 
@@ -265,7 +277,9 @@ def test_every_key_can_be_set_and_counts_if_it_decides(tmp_path: Path, key: str)
             wanted = "none" if key == "options.posterior" else expected(value)
             assert at(recipe, key) == wanted
             assert isinstance(at(recipe, key), bool) == isinstance(wanted, bool)
-        decides = not key.startswith("hardware.") and key != "workers" and SAME.get(key) != value
+        decides = (
+            not key.startswith("hardware.") and key not in ("workers", "features") and SAME.get(key) != value
+        )
         # Of options those that are stated count, whatever the value that goes without saying.
         assert (recipe.describe() != base.describe()) == (decides or key.startswith("options.")), change
 
@@ -284,6 +298,9 @@ def test_changes_that_take_two(tmp_path: Path) -> None:
     file = written(tmp_path, STEPS)
     recipe = read_recipe(file, ["network=resnet50", "pretrained=true"])
     assert recipe.task.pretrained
+    first = read_recipe(file, ["network=resnet50", "pretrained=true", "head_first=true"])
+    assert first.task.head_first
+    assert first.describe()["task"] == {**recipe.describe()["task"], "head_first": True}
     schedule = read_recipe(file, ["schedule.decay=cosine", "schedule.milestone_shares=[]"]).config.schedule
     assert (schedule.decay, schedule.milestones) == ("cosine", ())
     assert read_recipe(file, ["seed=1", "seed=2"]).config.seed == 2  # the last word counts
@@ -425,6 +442,57 @@ def test_what_is_described_is_strict_json(tmp_path: Path) -> None:
     assert described["task"]["options"]["spectral_bound"] == "inf"
     assert described["config"]["schedule"]["milestones"] == [5, 10]
     assert described["config"]["seed"] == 7
+
+
+def test_the_description_of_older_runs_stays(tmp_path: Path) -> None:
+    """As it was before recipes had a kind of input: runs on disk are recognised by it."""
+    described = read_recipe(written(tmp_path, SMALLEST), ["size=32", "from_disk=true"]).describe()
+    schedule = {"epochs": 10, "lr": 1e-3, "weight_decay": 1e-4, "gp_lr_multiplier": 1.0, "stop_after": None}
+    schedule |= {"optimizer": "adamw", "momentum": 0.9, "decay": "cosine", "warmup": 0.0, "gamma": 0.1}
+    training = {"accumulate": 1, "clip": None, "ema_decay": None, "patience": None, "best": True}
+    task = {"data": "cifar10", "network": "wrn-10-1", "method": "sngp", "pretrained": False, "size": 32}
+    task |= {"resize": None, "from_disk": True, "batch_size": 128, "held_out": 0.1, "calibrate": True}
+    config = {**training, "schedule": {**schedule, "milestones": [], "smooth": True}, "bound_every": 10}
+    assert described == {
+        "name": "mine",
+        "task": {**task, "options": {}},
+        "config": {**config, "seed": 0},
+        "verdicts": {"correct": 0.95, "unfamiliar": 0.05},
+    }
+
+
+@dataclass(frozen=True)
+class SoundTask(Task):
+    """Another kind of input."""
+
+    rate: int = 16_000
+    inputs: ClassVar[str] = "sounds"
+
+
+def test_the_kind_of_input_decides_the_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, "sounds", SoundTask)
+    file = written(tmp_path, SMALLEST)
+    recipe = read_recipe(file, ["rate=8000", "inputs=sounds"])  # in any order
+    assert recipe.task == SoundTask("cifar10", "wrn-10-1", "sngp", rate=8000)
+    described = recipe.describe()["task"]
+    assert (described["inputs"], described["rate"], "size" in described) == ("sounds", 8000, False)
+    for change, words in (
+        (["size=8", "inputs=sounds"], "'size' is no key of recipes for sounds, but for images"),
+        (["rate=8000"], "'rate' is no key of recipes for images, but for sounds"),
+        (["inputs=smells"], "inputs is one of images, sounds, got 'smells'"),
+        (["inputs=sounds", "rat=1"], "did you mean 'rate'?"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(words)):
+            read_recipe(file, change)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100/hetsngp", "imagenet21k/hetsngp", "finetune", "frozen"])
+def test_a_description_is_read_back(name: str) -> None:
+    recipe = read_recipe(name, ["verdicts.correct=0.9", "seed=3"])
+    described = json.loads(json.dumps(recipe.describe()))
+    found = described_recipe(described, recipe.changes)
+    assert replace(recipe, hardware=Hardware()) == found
+    assert found.describe() == recipe.describe()
 
 
 def test_without_a_gpu_settings_for_one_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,8 @@ class DeviceLoader:
 
     ``batch_size`` is the global one, over all processes. ``drop_last`` leaves out a last batch that is not
     full; None: the value of ``shuffle``. ``mean`` and ``std``: (C,) in units of [0, 1]; None: those of
-    ``data``, so a loader for evaluation should get ``mean=train.mean, std=train.std``.
+    ``data``, so a loader for evaluation should get ``mean=train.mean, std=train.std``. ``size``: side to
+    which images are resized after the augmentation, and made RGB, by :func:`rgb_of_size`.
 
     The number of the epoch goes up with each ``iter``, or is set by :meth:`set_epoch`; together with ``seed``
     it decides the order and the augmentation.
@@ -76,8 +77,9 @@ class DeviceLoader:
         std: Sequence[float] | Tensor | None = None,
         drop_last: bool | None = None,
         seed: int = 0,
+        size: int | None = None,
     ) -> None:
-        self.dataset = data
+        self.dataset, self.size = data, size
         self.batch_size = int(check_positive("batch_size", batch_size, integer=True))
         self.shuffle, self.augment, self.seed = shuffle, augment, seed
         self.drop_last = shuffle if drop_last is None else drop_last
@@ -87,7 +89,8 @@ class DeviceLoader:
         self.channels_last = False
         self._start = 0
         self._check()
-        self.mean, self.std = _normalisation(data, mean, std)
+        channels = data.images.shape[1] if size is None else 3
+        self.mean, self.std = _normalisation(data, mean, std, channels)
         # (x/255 − mean)/std = x·scale + shift, rounded to float32 once
         scale, shift = 1 / (255 * self.std), -self.mean / self.std
         self._scale, self._shift = (t.float()[:, None, None].to(data.images.device) for t in (scale, shift))
@@ -209,6 +212,8 @@ class DeviceLoader:
         x, y = self.dataset.images[rows], self.dataset.loader_labels[rows]
         if self.augment is not None and draws.windows is not None:
             x = crop_and_flip(x, draws.windows[:, positions], self.augment.crop)
+        if self.size is not None:
+            x = rgb_of_size(x, self.size)
         if self.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)  # while it is bytes: a quarter of the traffic
         # A slice of the labels would be a view of the data set, which a caller might write to.
@@ -235,13 +240,25 @@ def crop_and_flip(images: Tensor, windows: Tensor, padding: int) -> Tensor:
     return padded.gather(2, index[:, None].expand(-1, channels, -1)).view(batch, channels, height, width)
 
 
-def _normalisation(data: ImageArrays, mean: Any, std: Any) -> tuple[Tensor, Tensor]:
+def rgb_of_size(images: Tensor, size: int) -> Tensor:
+    """Pixels (n, 3, size, size) float32 in 0 … 255 of images (n, C, H, W) uint8: their first three channels,
+    grey ones as RGB, resized by bicubic interpolation with antialiasing where they have another size.
+
+    >>> rgb_of_size(torch.zeros(2, 1, 8, 10).byte(), 16).shape
+    torch.Size([2, 3, 16, 16])
+    """
+    x = (images[:, :3] if images.shape[1] >= 3 else images[:, :1].expand(-1, 3, -1, -1)).float()
+    if x.shape[2:] != (size, size):
+        x = F.interpolate(x, (size, size), mode="bicubic", antialias=True).clamp(0, 255)
+    return x
+
+
+def _normalisation(data: ImageArrays, mean: Any, std: Any, channels: int) -> tuple[Tensor, Tensor]:
     """Mean and std (C,) in float64, given or those of the data."""
     if (mean is None) != (std is None):
         raise ValueError("mean and std belong together: give both, or neither for those of the data")
     if mean is None:
         mean, std = data.statistics()
-    channels = data.images.shape[1]
     mean, std = (torch.as_tensor(value, dtype=torch.float64).cpu() for value in (mean, std))
     for name, value in (("mean", mean), ("std", std)):
         if value.shape != (channels,) or not bool(value.isfinite().all()):

@@ -22,6 +22,7 @@ from hetsngp.paper.runtime.definitions import BASELINE, NETWORKS, RuntimeNetwork
 from hetsngp.paper.runtime.text import draw_runtime, markdown, plain_text
 from hetsngp.paper.runtime.timing import Pace, TimedModel, ratio
 from hetsngp.training.recipes.recipe import Recipe, read_recipe
+from hetsngp.training.recipes.task import ImageTask
 
 CPU_BATCH = 4
 SIZE = 224
@@ -108,7 +109,9 @@ class Job:
     @property
     def size(self) -> int:
         """Pixels along a side of an image."""
-        return SIZE if self.recipe.task.size is None else self.recipe.task.size
+        task = self.recipe.task
+        assert isinstance(task, ImageTask)
+        return SIZE if task.size is None else task.size
 
     def decides(self) -> dict[str, Any]:
         """Settings that decide the numbers, for JSON."""

@@ -15,8 +15,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from hetsngp.posterior.fit import fit_posterior
+from hetsngp.training.config import TrainConfig
 from hetsngp.training.images import make_model
 from hetsngp.training.recipes.recipe import Recipe
+from hetsngp.training.recipes.task import ImageTask
 from hetsngp.validation import skip_validation
 
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -103,6 +105,8 @@ class TimedModel:
     def __init__(
         self, recipe: Recipe, num_classes: int, size: int, batch: int, device: torch.device, *, trains: bool
     ) -> None:
+        assert isinstance(recipe.task, ImageTask)
+        assert isinstance(recipe.config, TrainConfig)
         self.device, self.hardware = device, recipe.hardware
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(recipe.config.seed)  # torch.manual_seed would reach every GPU

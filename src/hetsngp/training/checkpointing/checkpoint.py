@@ -254,13 +254,13 @@ class Checkpointer:
             before = with_paths_now(before, now)  # contents are compared
         # First, because it says which part of the data differs.
         check_same_data(folder, state.get(FINGERPRINTS), self.run.data.fingerprints)
-        changes = _differences(now, before)
+        changes = differences(now, before)
         if changes:
             raise ValueError(
                 f"{folder} holds a run on other data ({'; '.join(changes)}): resume with those it "
                 "began with, or give another folder"
             )
-        changes = _differences(self.run.config.describe(), state["plan"])
+        changes = differences(self.run.config.describe(), state["plan"])
         if changes and state["finished"]:
             raise ValueError(
                 f"{folder} holds a finished run with another configuration ({'; '.join(changes)}): "
@@ -323,13 +323,13 @@ def _rows(table: Tensor, has_held_out: bool) -> list[MetricsRow]:
     return rows
 
 
-def _differences(new: dict[str, Any], old: dict[str, Any]) -> list[str]:
+def differences(new: dict[str, Any], old: dict[str, Any]) -> list[str]:
     """Fields that differ, as text."""
     found = []
     for name in sorted(new.keys() | old.keys()):
         a, b = old.get(name), new.get(name)
         if isinstance(a, dict) and isinstance(b, dict):
-            found += _differences(b, a)
+            found += differences(b, a)
         elif a != b:
             found.append(f"{name} {a!r}, now {b!r}")
     return found

@@ -15,7 +15,10 @@ from hetsngp.fitting.schedule import Schedule
 from hetsngp.models.options import Options
 from hetsngp.training.config import TrainConfig
 from hetsngp.training.hardware import Hardware
-from hetsngp.training.recipes.task import ImageTask, VerdictRules
+from hetsngp.training.recipes.task import TASKS, ImageTask, Task, VerdictRules
+
+INPUTS = "inputs"
+"""Key that chooses the kind of input."""
 
 SECTIONS: dict[str, type] = {
     "options": Options,
@@ -35,9 +38,17 @@ RENAMED = {
 """Key of 0.1 → its new name. An old key is read with a DeprecationWarning."""
 
 
-def known_keys() -> tuple[str, ...]:
-    """Every key of a recipe, as ``--set`` takes it."""
-    top = [f.name for f in fields(ImageTask) if f.name != "options"]
+def task_type(content: Mapping[str, Any]) -> type[Task]:
+    """Class of the task of a recipe: that of the kind of input it is for."""
+    kind = content.get(INPUTS, ImageTask.inputs)
+    if kind not in TASKS:
+        raise ValueError(f"{INPUTS} is one of {', '.join(TASKS)}, got {kind!r:.50}")
+    return TASKS[kind]
+
+
+def known_keys(task: type[Task] = ImageTask) -> tuple[str, ...]:
+    """Every key of a recipe for that kind of input, as ``--set`` takes it."""
+    top = [INPUTS, *(f.name for f in fields(task) if f.name != "options")]
     inner = [
         f"{section}.{f.name}"
         for section, kind in SECTIONS.items()
@@ -93,20 +104,24 @@ def _current_names(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_keys(content: Mapping[str, Any]) -> None:
     """Raise unless all keys are known, and tables are tables."""
-    known = known_keys()
+    task = task_type(content)
     for key, value in content.items():
         if key in SECTIONS:
             if not isinstance(value, Mapping):
                 raise ValueError(f"{key} is a table: [{key}] on a line of its own, its keys below")
             for inner in value:
-                _check_key(f"{key}.{inner}", known)
+                _check_key(f"{key}.{inner}", task)
         else:
-            _check_key(key, known)
+            _check_key(key, task)
 
 
-def _check_key(key: str, known: Sequence[str]) -> None:
+def _check_key(key: str, task: type[Task]) -> None:
+    known = known_keys(task)
     if key in known:
         return
+    of_others = [kind for kind, other in TASKS.items() if key in known_keys(other)]
+    if of_others:
+        raise ValueError(f"{key!r} is no key of recipes for {task.inputs}, but for {', '.join(of_others)}")
     # By the whole name, or by the last part: "epochs" is schedule.epochs.
     ends = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
     close = ends or difflib.get_close_matches(key, known, n=1)
@@ -125,12 +140,13 @@ def apply_change(content: dict[str, Any], change: str) -> None:
     if not equals or not key or not text:
         raise ValueError(f"--set takes key=value, e.g. --set schedule.epochs=3, got {change!r}")
     key = _current_key(key)
-    _check_key(key, known_keys())
+    task = task_type(content)
+    _check_key(key, task)
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
-    if not isinstance(value, str) and _is_word(key):
+    if not isinstance(value, str) and _is_word(key, task):
         value = text  # a folder may be called 2024-05-01, which TOML takes for a date
     section, dot, inner = key.partition(".")
     if not dot:
@@ -144,8 +160,8 @@ def apply_change(content: dict[str, Any], change: str) -> None:
     table[inner] = value
 
 
-def _is_word(key: str) -> bool:
-    annotation = typing.get_type_hints(ImageTask).get(key)
+def _is_word(key: str, task: type[Task]) -> bool:
+    annotation = typing.get_type_hints(task).get(key)
     return annotation in (str, str | None)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ import torch
 
 from hetsngp._moved import renamed, renamed_arguments, renamed_attribute
 from hetsngp.fitting.schedule import Schedule
-from hetsngp.training.config import TrainConfig
+from hetsngp.training.config import HeadConfig, TrainConfig
 from hetsngp.training.hardware import Hardware
 from hetsngp.training.recipes.keys import (
+    INPUTS,
     SECTIONS,
     apply_change,
     check_keys,
@@ -23,9 +24,10 @@ from hetsngp.training.recipes.keys import (
     make,
     options_of,
     rename_keys,
+    task_type,
     typed,
 )
-from hetsngp.training.recipes.task import ImageTask, VerdictRules
+from hetsngp.training.recipes.task import ImageTask, Task, VerdictRules
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 BOUND_EVERY = 10
@@ -40,8 +42,9 @@ class Recipe:
 
     name: str
     """Name of a config of the package, or the stem of the file."""
-    task: ImageTask
-    config: TrainConfig
+    task: Task
+    config: TrainConfig | HeadConfig
+    """How the network is trained, or the head of a frozen one is fitted."""
     hardware: Hardware = field(default_factory=Hardware)
     verdicts: VerdictRules = field(default_factory=VerdictRules)
     changes: tuple[str, ...] = ()
@@ -50,20 +53,17 @@ class Recipe:
 
     def describe(self) -> dict[str, Any]:
         """Everything that decides the result, for JSON."""
-        task = {**asdict(self.task), "options": _plain(dict(self.task.options))}
-        del task["workers"]
-        for name in ("labels", "fold"):  # as before there were these keys, so that older runs are recognised
-            if task[name] is None:
-                del task[name]
         return {
             "name": self.name,
-            "task": task,
+            "task": self.task.describe(),
             "config": self.config.describe(),
             "verdicts": asdict(self.verdicts),
         }
 
     def on_this_machine(self) -> tuple[Recipe, str | None]:
         """Drop hardware settings for GPUs where there is none; also returns a note that says so."""
+        if self.task.frozen and self.hardware.devices == "auto":  # features are computed by one process
+            return replace(self, hardware=replace(self.hardware, devices=1)), None
         asked = {text.partition("=")[0].strip() for text in self.changes}
         # A file with "cpu" was written for CPUs; a caller who sets "cpu" may have a file for GPUs.
         kind = "auto" if "hardware.accelerator" in asked else self.hardware.accelerator
@@ -121,11 +121,28 @@ def read_recipe(source: str | Path, changes: Sequence[str] = ()) -> Recipe:
         raise ValueError(f"{path} is not a TOML file: {error}") from error
     try:
         rename_keys(content)
-        for change in changes:
+        # The kind of input first, which decides what keys there are.
+        for change in sorted(changes, key=lambda change: change.partition("=")[0].strip() != INPUTS):
             apply_change(content, change)
         return _recipe(name, content, tuple(changes))
     except (ValueError, TypeError) as error:
         raise ValueError(f"recipe {name}: {error}") from error
+
+
+def described_recipe(described: Mapping[str, Any], changes: Sequence[str] = ()) -> Recipe:
+    """Recipe of a description, as :meth:`Recipe.describe` makes it: without hardware."""
+    task = dict(described["task"])
+    kind = task_type({INPUTS: task.pop(INPUTS, ImageTask.inputs)})
+    options = {name: float(value) if value == "inf" else value for name, value in task["options"].items()}
+    found, values = kind(**{**task, "options": options}), dict(described["config"])
+    config: TrainConfig | HeadConfig
+    if found.frozen:
+        config = HeadConfig(**values)
+    else:
+        schedule = {**values["schedule"], "milestones": tuple(values["schedule"]["milestones"])}
+        config = TrainConfig(**{**values, "schedule": Schedule(**schedule)})
+    verdicts = VerdictRules(**described["verdicts"])
+    return Recipe(described["name"], found, config, verdicts=verdicts, changes=tuple(changes))
 
 
 def _recipe(name: str, content: dict[str, Any], changes: tuple[str, ...]) -> Recipe:
@@ -133,11 +150,28 @@ def _recipe(name: str, content: dict[str, Any], changes: tuple[str, ...]) -> Rec
     for key in ("data", "network", "method"):
         if key not in content:
             raise ValueError(f"{key} is missing: set it in the file, or --set {key}=…")
-    top = {key: value for key, value in content.items() if key not in SECTIONS}
+    top = {key: value for key, value in content.items() if key not in SECTIONS and key != INPUTS}
     seed = typed("seed", top.pop("seed", 0), TrainConfig)
     if not 0 <= seed < SEEDS:
         raise ValueError(f"seed is a whole number from 0 to {SEEDS - 1}, got {seed}")
-    task = make(ImageTask, "", {**top, "options": options_of(content.get("options", {}))})
+    task = make(task_type(content), "", {**top, "options": options_of(content.get("options", {}))})
+    hardware = make(Hardware, "hardware", content.get("hardware", {}))
+    verdicts = make(VerdictRules, "verdicts", content.get("verdicts", {}))
+    config = _head_config(content, seed) if task.frozen else _train_config(content, seed)
+    return Recipe(name, task, config, hardware, verdicts, changes)
+
+
+def _head_config(content: dict[str, Any], seed: int) -> HeadConfig:
+    for section in ("schedule", "training"):
+        if content.get(section):
+            raise ValueError(
+                f"{section}.{next(iter(content[section]))} is for a network that is trained, and this one is "
+                f"frozen: leave out [{section}], or --set frozen=false"
+            )
+    return HeadConfig(seed)
+
+
+def _train_config(content: dict[str, Any], seed: int) -> TrainConfig:
     schedule_values = dict(content.get("schedule", {}))
     shares = schedule_values.pop("milestone_shares", None)
     if "epochs" not in schedule_values:
@@ -157,16 +191,8 @@ def _recipe(name: str, content: dict[str, Any], changes: tuple[str, ...]) -> Rec
     schedule_values["warmup"] = min(warmup, epochs / 2)  # also for a recipe with few epochs, to try it
     schedule = make(Schedule, "schedule", {"smooth": True, **schedule_values})
     training = {"bound_every": BOUND_EVERY, **content.get("training", {})}
-    config = make(TrainConfig, "training", {**training, "schedule": schedule, "seed": seed})
-    hardware = make(Hardware, "hardware", content.get("hardware", {}))
-    return Recipe(
-        name, task, config, hardware, make(VerdictRules, "verdicts", content.get("verdicts", {})), changes
-    )
-
-
-def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    """Convert options to what strict JSON can hold."""
-    return {name: "inf" if value == float("inf") else value for name, value in options.items()}
+    config: TrainConfig = make(TrainConfig, "training", {**training, "schedule": schedule, "seed": seed})
+    return config
 
 
 def __getattr__(name: str) -> Any:

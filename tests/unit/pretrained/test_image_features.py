@@ -2,7 +2,11 @@
 
 import importlib.util
 import sys
+import threading
+import time
 import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +19,19 @@ from tests.scripts import load_script
 from tests.unit.small_sets import random_bytes, write_image
 from torch import Tensor, nn
 
-from hetsngp.auditing import image_features as module
-from hetsngp.auditing.image_features import image_features
-from hetsngp.auditing.pretrained import PACKAGE, PretrainedNetwork, pretrained_network
 from hetsngp.data.images.arrays import ImageArrays
 from hetsngp.data.images.copies import content_keys
 from hetsngp.data.images.files import ImageFiles
 from hetsngp.data.sources import open_set
 from hetsngp.fitting import progress
+from hetsngp.pretrained import feature_cache
+from hetsngp.pretrained.feature_cache import Unreadable, cached_features
+from hetsngp.pretrained.image_features import image_features
+from hetsngp.pretrained.image_networks import PACKAGED, PretrainedNetwork, pretrained_network
 
 timm = pytest.importorskip("timm", reason="pip install 'hetsngp[vision]'")
 NETWORK, SIDE, COUNT = "test_resnet", 16, 10
+PACKAGE = PACKAGED["efficientnet-lite0"].package
 
 
 class Counting(PretrainedNetwork):
@@ -63,7 +69,7 @@ def images() -> ImageArrays:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PART", 4)
+    monkeypatch.setattr(feature_cache, "PART", 4)
 
 
 # --- the network ------------------------------------------------------------------------------------------
@@ -297,3 +303,47 @@ def test_a_moved_or_relabelled_file_is_not_run_again(network: Counting, tmp_path
     assert network.run() == 0
     assert before.keys() == after.keys()
     assert all(np.array_equal(before[key], after[key]) for key in before)
+
+
+# --- several runs -----------------------------------------------------------------------------------------
+
+
+def test_a_second_run_waits_and_computes_nothing_again(tmp_path: Path) -> None:
+    keys = [bytes([number]) * 32 for number in range(6)]
+    begun, go, computed = threading.Event(), threading.Event(), list[int]()
+
+    def compute(rows: list[int]) -> Iterator[tuple[int, Tensor]]:
+        for row in rows:
+            begun.set()
+            assert go.wait(30)
+            computed.append(row)
+            yield row, torch.full((2,), float(row))
+
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(cached_features, keys, tmp_path / "net", compute, title="features")]
+        assert begun.wait(30)
+        runs.append(pool.submit(cached_features, keys[::-1], tmp_path / "net", compute, title="features"))
+        time.sleep(0.2)  # the second one is at the lock
+        assert not runs[1].done()
+        go.set()
+        first, second = (run.result(30) for run in runs)
+    assert computed == list(range(6))
+    assert torch.equal(first[:, 0], torch.arange(6.0))
+    assert torch.equal(second, first.flip(0))
+
+
+def test_rows_without_features_are_named_and_the_others_kept(tmp_path: Path) -> None:
+    keys = [bytes([number % 5]) * 32 for number in range(7)]  # 0 and 5, 1 and 6 are copies
+    computed: list[int] = []
+
+    def compute(rows: list[int]) -> Iterator[tuple[int, Tensor]]:
+        for row in reversed(rows):  # in any order
+            if keys[row] != keys[1]:
+                computed.append(row)
+                yield row, torch.full((1,), float(row))
+
+    for _ in range(2):
+        with pytest.raises(Unreadable) as caught:
+            cached_features(keys, tmp_path / "net", compute, title="features")
+        assert caught.value.rows == [1, 6]
+        assert sorted(keys[row] for row in computed) == [keys[0], keys[2], keys[3], keys[4]]

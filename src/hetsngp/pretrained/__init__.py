@@ -1,0 +1,1 @@
+"""Pretrained networks as a source of features, and features kept by the content of what they are of."""
