@@ -387,3 +387,22 @@ def test_soft_targets_are_left_out_as_a_fit_without_them_says(monkeypatch: pytes
         f = model.head.latent(X.double(), posterior=False).mean  # type: ignore[union-attr]
     seen, guessed, true = (t - t.mean(1, keepdim=True) for t in (f[some], (f + shift)[some], exact))
     assert float((guessed - true).norm()) < 0.35 * float((seen - true).norm())
+
+
+def test_scales_that_are_far_worse_drop_out_on_some_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice, its cost and its temperature are those of all examples."""
+    model = at_the_mode()
+    posterior: Any = model.head.posterior
+    pairs = [(model, HeldOut(X2.double(), Y2))]
+    with torch.no_grad():
+        choose_temperature(pairs)
+        posterior.fit(model.head.statistics(X.double()), model.head.fisher(X2.double()) / 120)  # type: ignore[operator]
+        want = choose_scale(pairs)
+        temperature = float(model.temperature)
+        for name, value in (("SCREENED_LOGITS", 0), ("ENOUGH", 60)):
+            monkeypatch.setattr(calibration, name, value)
+        found = choose_scale(pairs)
+    assert found["scale"] == want["scale"]
+    assert found["nll"] == pytest.approx(want["nll"], abs=1e-4)
+    assert float(model.temperature) == pytest.approx(temperature, rel=0.02)
+    assert len(found["scale_grid"]) <= len(want["scale_grid"])
