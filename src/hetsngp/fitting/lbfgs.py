@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hetsngp.fitting.loop import EpochResult, pooled_mean_nll
-from hetsngp.fitting.mean_loss import Batch, MeanLoss, mean_units
+from hetsngp.fitting.mean_loss import Batch, MeanLoss, mean_curvature, mean_units
 from hetsngp.models.classifier import Classifier
 from hetsngp.nn.heads import GaussianHead
 from hetsngp.nn.latent import RandomFeatureGP
@@ -83,7 +83,7 @@ def _joint_rounds(model: Classifier, batches: list[Batch], weight_decay: float, 
     """Minimise the loss in all parameters."""
     count = sum(len(y) for _, y, _ in batches)
     parameters = [
-        (parameter, _step_size(model, parameter, batches), group["weight_decay"])
+        (parameter, _step_size(model, parameter, group["weight_decay"], batches), group["weight_decay"])
         for group in model.parameter_groups(weight_decay)
         for parameter in group["params"]
     ]
@@ -148,14 +148,17 @@ def _descend(variables: list[nn.Parameter], evaluate: Callable[[], Tensor], enou
 
 
 @torch.no_grad()
-def _step_size(model: Classifier, parameter: Tensor, batches: list[Batch]) -> Tensor:
+def _step_size(model: Classifier, parameter: Tensor, decay: float, batches: list[Batch]) -> Tensor:
     """Unit of a parameter, 1/√(expected curvature): in these units all curvatures are about the same.
 
-    The features of a GP are principal components, hardly correlated and of very different sizes. Weights of
-    a layer are about 1/√width.
+    The inputs of the layers of the noise have a typical length of one; often their weight decay is most of
+    the curvature.
     """
     latent = model.head.latent if isinstance(model.head, GaussianHead) else None
     if isinstance(latent, RandomFeatureGP) and parameter is latent.beta:
         squares = torch.stack([weight @ latent.features(x).square() for x, _, weight in batches]).sum(0)
         return mean_units(squares, model.num_classes)
-    return parameter.new_tensor(parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1)
+    count = model.dataset_size or sum(len(y) for _, y, _ in batches)
+    width = parameter.shape[-1] if parameter.dim() > 1 else 1
+    curvature = mean_curvature(model.num_classes) / width + decay
+    return parameter.new_tensor((1 + count * curvature) ** -0.5)

@@ -93,10 +93,14 @@ class MeanLoss:
         return variable, evaluate, size
 
 
+def mean_curvature(classes: int) -> float:
+    """Typical curvature of −log p(y) in a logit."""
+    return CURVATURE * min(1.0, 10 / classes) ** 2
+
+
 def mean_units(squares: Tensor, classes: int) -> Tensor:
     """1/√(expected curvature) of β, from the sums of squares of its features (m,): (m, 1).
 
-    In these units all curvatures are about the same. The features of a GP are principal components, hardly
-    correlated and of very different sizes.
+    The features of a GP are principal components, hardly correlated and of very different sizes.
     """
-    return (1 + CURVATURE * min(1.0, 10 / classes) ** 2 * squares).rsqrt().unsqueeze(1)
+    return (1 + mean_curvature(classes) * squares).rsqrt().unsqueeze(1)
