@@ -79,7 +79,8 @@ class Factor:
         """Diagonal of FFᵀ: (B, K), or (1, K) where nothing depends on the row."""
         square = self.basis.square()
         if self.column is not None:
-            out = (square @ self.column.square().unsqueeze(-1)).squeeze(-1)
+            column = self.column.square()
+            out = column @ square.mT if square.dim() == 2 else (square @ column.unsqueeze(-1)).squeeze(-1)
         else:
             out = square.sum(-1)
         if out.dim() == 1:

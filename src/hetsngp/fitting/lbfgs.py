@@ -11,20 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from hetsngp.fitting.loop import EpochResult, pooled_mean_nll
+from hetsngp.fitting.mean_loss import Batch, MeanLoss, mean_curvature, mean_units
 from hetsngp.models.classifier import Classifier
 from hetsngp.nn.heads import GaussianHead
 from hetsngp.nn.latent import RandomFeatureGP
-
-Batch = tuple[Tensor, ...]
-"""x (n, D), y (n,) or (n, K), weight (n,)."""
 
 # L-BFGS iterations of a round, after which the loss is reported; rounds at most; steps in L-BFGS's history.
 ITERATIONS_PER_ROUND, MAX_ROUNDS, HISTORY_SIZE = 5, 40, 20
 # Nats by which a round must lower the loss: per example, and in total.
 MIN_GAIN, MIN_TOTAL_GAIN = 1e-5, 0.05
-# Typical curvature of −log p(y) in a logit: 0.09 for ten equally likely classes, 0 for a certain label. Of K
-# classes, more than ten, it is less by (10/K)²: most of them are certainly not the label.
-CURVATURE = 0.03
+# Gain of a round, in nats per example, after which β without noise is a good start for all with noise.
+START_GAIN = 1e-4
 # Largest examples × classes of one evaluation, with 64 integration points of each in memory; and examples.
 MAX_LOGITS, MAX_EXAMPLES = 2**21, 2**15
 
@@ -63,22 +60,36 @@ def fit_map(
 
 
 def _rounds(model: Classifier, batches: list[Batch], weight_decay: float, seed: int) -> Iterator[float]:
-    """Yield the loss after each round, until one no longer lowers it enough, or all later ones together would
-    not, if gains went on to fall as they did last.
+    """Yield the loss after each round.
+
+    First β alone, without noise; then, where there is noise, everything.
     """
+    if MeanLoss.serves(model):
+        noisy = model.head.noise is not None
+        losses = MeanLoss(model, batches).minimize(_descend, START_GAIN if noisy else _enough(model, batches))
+        if not noisy:
+            yield from losses
+            return
+        for _ in losses:
+            pass
+    yield from _joint_rounds(model, batches, weight_decay, seed)
+
+
+def _enough(model: Classifier, batches: list[Batch]) -> float:
+    return min(MIN_GAIN, MIN_TOTAL_GAIN / (model.dataset_size or sum(len(y) for _, y, _ in batches)))
+
+
+def _joint_rounds(model: Classifier, batches: list[Batch], weight_decay: float, seed: int) -> Iterator[float]:
+    """Minimise the loss in all parameters."""
     count = sum(len(y) for _, y, _ in batches)
     parameters = [
-        (parameter, _step_size(model, parameter, batches), group["weight_decay"])
+        (parameter, _step_size(model, parameter, group["weight_decay"], batches), group["weight_decay"])
         for group in model.parameter_groups(weight_decay)
         for parameter in group["params"]
     ]
     scaled = [nn.Parameter(parameter.detach() / size) for parameter, size, _ in parameters]
-    known: list[tuple[list[Tensor], Tensor]] = []  # where the last evaluation was, and its value
 
     def evaluate() -> Tensor:
-        # L-BFGS begins each call where the last one ended; the gradients are still there.
-        if known and all(map(torch.equal, known[0][0], scaled)):
-            return known[0][1]
         with torch.no_grad():
             for variable, (parameter, size, _) in zip(scaled, parameters, strict=True):
                 parameter.copy_(variable * size)
@@ -96,22 +107,37 @@ def _rounds(model: Classifier, batches: list[Batch], weight_decay: float, seed: 
                 gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 variable.grad = (gradient + decay * parameter) * size
                 value = value + 0.5 * decay * parameter.square().sum()
-        known[:] = [([variable.detach().clone() for variable in scaled], value)]
         return value
 
+    yield from _descend(scaled, evaluate, _enough(model, batches))
+    model.zero_grad(set_to_none=True)
+
+
+def _descend(variables: list[nn.Parameter], evaluate: Callable[[], Tensor], enough: float) -> Iterator[float]:
+    """Yield the loss after each round of L-BFGS, until one no longer lowers it enough, or all later ones
+    together would not, if gains went on to fall as they did last. ``evaluate`` sets the gradients.
+    """
+    known: list[tuple[list[Tensor], Tensor]] = []  # where the last evaluation was, and its value
+
+    def once() -> Tensor:
+        # L-BFGS begins each call where the last one ended; the gradients are still there.
+        if not known or not all(map(torch.equal, known[0][0], variables)):
+            value = evaluate()
+            known[:] = [([variable.detach().clone() for variable in variables], value)]
+        return known[0][1]
+
     optimizer = torch.optim.LBFGS(
-        scaled,
+        variables,
         max_iter=ITERATIONS_PER_ROUND,
         history_size=HISTORY_SIZE,
         tolerance_grad=0,
         tolerance_change=0,
         line_search_fn="strong_wolfe",
     )
-    enough = min(MIN_GAIN, MIN_TOTAL_GAIN / (model.dataset_size or count))
     last, before = math.inf, math.inf
     for _ in range(MAX_ROUNDS):
-        optimizer.step(evaluate)
-        loss = float(evaluate())
+        optimizer.step(once)
+        loss = float(once())
         if not math.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss}: lower the amplitude, or train by AdamW, epochs=50")
         yield loss
@@ -119,19 +145,20 @@ def _rounds(model: Classifier, batches: list[Batch], weight_decay: float, seed: 
         if gain < enough or (gain < before < math.inf and gain**2 / (before - gain) < enough):
             break
         last, before = loss, gain
-    model.zero_grad(set_to_none=True)
 
 
 @torch.no_grad()
-def _step_size(model: Classifier, parameter: Tensor, batches: list[Batch]) -> Tensor:
+def _step_size(model: Classifier, parameter: Tensor, decay: float, batches: list[Batch]) -> Tensor:
     """Unit of a parameter, 1/√(expected curvature): in these units all curvatures are about the same.
 
-    The features of a GP are principal components, hardly correlated and of very different sizes. Weights of
-    a layer are about 1/√width.
+    The inputs of the layers of the noise have a typical length of one; often their weight decay is most of
+    the curvature.
     """
     latent = model.head.latent if isinstance(model.head, GaussianHead) else None
     if isinstance(latent, RandomFeatureGP) and parameter is latent.beta:
         squares = torch.stack([weight @ latent.features(x).square() for x, _, weight in batches]).sum(0)
-        curvature = CURVATURE * min(1.0, 10 / model.num_classes) ** 2
-        return (1 + curvature * squares).rsqrt().unsqueeze(1)
-    return parameter.new_tensor(parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1)
+        return mean_units(squares, model.num_classes)
+    count = model.dataset_size or sum(len(y) for _, y, _ in batches)
+    width = parameter.shape[-1] if parameter.dim() > 1 else 1
+    curvature = mean_curvature(model.num_classes) / width + decay
+    return parameter.new_tensor((1 + count * curvature) ** -0.5)

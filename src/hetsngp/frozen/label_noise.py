@@ -263,7 +263,7 @@ class _FrozenCrossFit:
         if table.label is not None:
             raise ValueError("data has soft targets: label errors are found among class numbers")
         if "random_features" not in given:
-            changed = limit_components(len(table.y), changed)
+            changed = limit_components(len(table.y), model.num_classes, changed)
         seeds = np.random.default_rng(seed).integers(2**31, size=4).tolist()
         make = functools.partial(_make, model, method, seeds[1])
         return cls(make, changed, table, folds, tuple(seeds), show, choose_amplitude="amplitude" not in given)

@@ -60,8 +60,9 @@ TARGET_ERROR = 0.005
 # and of many classes, and of all coordinates.
 TRAINING_POINTS, SOFT_POINTS, TRAINING_LOGITS = 4, 16, 256
 EVALUATION_POINTS, EVALUATION_POINTS_MANY, EVALUATION_POINTS_SAMPLED = 128, 32, 512
-# Points of the loss of a held-out label where classes correlate, of few and of many classes.
-LABEL_POINTS, LABEL_POINTS_MANY = 512, 32
+# Points of the loss of a held-out label where classes correlate: of few classes; of many where the variance
+# of a logit is WIDE or more; and of many where it is less.
+LABEL_POINTS, LABEL_POINTS_WIDE, LABEL_POINTS_MANY, WIDE = 512, 128, 32, 1.0
 # Points of predictions, more of few classes, whose probabilities are large and cost little; numbers of
 # classes from which they are very many, and up to which they are few.
 PREDICTION_POINTS, PREDICTION_POINTS_FEW = 256, 512
@@ -421,6 +422,13 @@ def softmax_nll(
     return WithGradients.apply(nll, *inputs, *gradients) if wanted else nll
 
 
+def num_label_points(utility: UtilityNormal) -> int:
+    """Number of points of :func:`correlated_nll`, by the number of classes and the mean variance."""
+    if utility.mean.shape[1] < MANY_CLASSES:
+        return LABEL_POINTS
+    return LABEL_POINTS_WIDE if float(utility.marginal_variance().mean()) >= WIDE else LABEL_POINTS_MANY
+
+
 @torch.no_grad()
 def correlated_nll(
     utility: UtilityNormal, y: Tensor, *, num_samples: int | None = None, seed: int = 0
@@ -433,7 +441,7 @@ def correlated_nll(
     """
     mean, form = utility.mean, utility.form
     assert form is not None
-    count = num_samples or (LABEL_POINTS if mean.shape[1] < MANY_CLASSES else LABEL_POINTS_MANY)
+    count = num_samples or num_label_points(utility)
     spread = (1 + math.pi / 8 * utility.marginal_variance()).sqrt()
     rise = F.one_hot(y, mean.shape[1]) - torch.softmax(mean / spread, -1)
     along = form.project(rise)  # (B, R)

@@ -548,10 +548,12 @@ class GaussianHead(Head):
         if shift is not None:
             utility = replace(utility, mean=utility.mean + shift)
         has_variance = self.noise is not None or (posterior and self.has_posterior)
-        return lambda temperature: self._nll(utility.tempered(temperature.to(h)), y, has_variance)
+        correlated = not self.sigmoid and functional.separated_forms(utility)[1] is not None
+        points = functional.num_label_points(utility) if correlated else None  # of all temperatures
+        return lambda temperature: self._nll(utility.tempered(temperature.to(h)), y, has_variance, points)
 
-    def _nll(self, utility: UtilityNormal, y: Tensor, has_variance: bool) -> Tensor:
-        """−log P(y) under u/τ of B·M rows, at fixed points: (B,)."""
+    def _nll(self, utility: UtilityNormal, y: Tensor, has_variance: bool, points: int | None) -> Tensor:
+        """−log P(y) under u/τ of B·M rows, at fixed points, ``points`` where classes correlate: (B,)."""
         if self.sigmoid:
             log_yes, log_no = (self._mixed(part) for part in functional.sigmoid_log_probs(utility))
             y = y.to(log_yes.dtype)
@@ -562,8 +564,8 @@ class GaussianHead(Head):
             log_probs = functional.softmax_log_probs(utility, seed=0)
         else:
             labels = y.repeat_interleave(self.num_members)
-            if functional.separated_forms(utility)[1] is not None:
-                nll = functional.correlated_nll(utility, labels)
+            if points is not None:
+                nll = functional.correlated_nll(utility, labels, num_samples=points)
             else:
                 count = functional.num_evaluation_points(self.num_classes)
                 nll = functional.softmax_nll(utility, labels, num_samples=count, seed=0)

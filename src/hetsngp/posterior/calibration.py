@@ -34,9 +34,14 @@ CALIBRATION_BATCH_SIZE = 512
 MAX_PREPARED = 2**28
 # Nats of held-out NLL that a larger posterior scale may cost in any case.
 TOLERANCE = 0.01
-# Most held-out examples that the tail probabilities of the OOD score are from: each is a whole prediction.
-OOD_EXAMPLES = 10_000
-# Fewest: with less it stays the model uncertainty, or the entropy.
+# Most held-out examples that the tail probabilities of the OOD score are from, each a whole prediction; and
+# most examples × classes where that is fewer, but not fewer examples than ENOUGH.
+OOD_EXAMPLES, OOD_LOGITS = 10_000, 300_000
+# Most examples × classes on which posterior scales are first compared, and the standard errors by which the
+# NLL of a scale there may be above the best, and at least the tolerance, for a comparison on all examples.
+SCREENED_LOGITS, SCREENED_ERRORS = 150_000, 4.0
+ENOUGH = 1000
+# Fewest held-out examples for an OOD score: with less it stays the model uncertainty, or the entropy.
 FEWEST_OOD_EXAMPLES = 20
 
 
@@ -99,6 +104,15 @@ class HeldOut:
             return len(self.h)
         weight = self.weight.double()
         return float(weight.sum().square() / weight.square().sum())
+
+    def spread(self, count: int) -> HeldOut:
+        """``count`` examples at equal distances, at least one; all where there are no more."""
+        if count >= len(self.h):
+            return self
+        rows = torch.linspace(0, len(self.h) - 1, max(1, count), dtype=torch.float64).round().long()
+        rows = rows.to(self.h.device)
+        weight, shift = (None if t is None else t[rows] for t in (self.weight, self.shift))
+        return HeldOut(self.h[rows], self.y[rows], weight, shift)
 
     @functools.cached_property
     def keys(self) -> Tensor:
@@ -183,22 +197,40 @@ def _log_temperature_objective(pairs: Pairs, *, posterior: bool) -> tuple[Callab
     return nll, value
 
 
+def _some(pairs: Pairs, examples: int) -> Pairs:
+    """Pairs with about so many examples in all, the same share of each."""
+    share = examples / sum(len(held_out.h) for _, held_out in pairs)
+    return [(model, held_out.spread(round(share * len(held_out.h)))) for model, held_out in pairs]
+
+
+def _screened(pairs: Pairs) -> Pairs:
+    """Pairs with enough examples to see which scales and temperatures are far from the best."""
+    return _some(pairs, max(ENOUGH, SCREENED_LOGITS // pairs[0][0].num_classes))
+
+
 def best_temperature(pairs: Pairs, *, posterior: bool = False) -> Tensor:
     """MAP estimate of τ, under a prior around the training temperature.
 
     A coarse grid of log τ first: under a posterior the NLL may have several minima, since the loss of a
-    misclassified, uncertain example is bounded.
+    misclassified, uncertain example is bounded. Some examples are enough for that.
     """
     start = pairs[0][0].head.training_temperature
     _, value = _log_temperature_objective(pairs, posterior=posterior)
+    coarse, some = value, _screened(pairs) if posterior else pairs
+    if any(one is not all_of for (_, one), (_, all_of) in zip(some, pairs, strict=True)):
+        _, coarse = _log_temperature_objective(some, posterior=posterior)
     reach = math.log(TEMPERATURE_RANGE)
-    return start.new_tensor(math.exp(_minimum(value, math.log(float(start)), reach, TEMPERATURES)))
+    return start.new_tensor(math.exp(_minimum(value, math.log(float(start)), reach, TEMPERATURES, coarse)))
 
 
-def _minimum(value: Objective, centre: float, reach: float, count: int) -> float:
-    """Minimise ``value``: on a grid of ``count`` within ``reach``, then around the best of it."""
+def _minimum(
+    value: Objective, centre: float, reach: float, count: int, coarse: Objective | None = None
+) -> float:
+    """Minimise ``value``: on a grid of ``count`` within ``reach``, by ``coarse`` if given, then around the
+    best of it.
+    """
     value, step = functools.cache(value), 2 * reach / (count - 1)
-    best = min((centre - reach + i * step for i in range(count)), key=value)
+    best = min((centre - reach + i * step for i in range(count)), key=coarse or value)
     return min(max(_local_minimum(value, best, step, most_steps=0), centre - reach), centre + reach)
 
 
@@ -259,27 +291,51 @@ def largest_good_scale(
     example by example; the standard error of the NLL itself is many times larger, and would allow a scale
     that makes every prediction underconfident. The tolerance is for data that the model classifies perfectly,
     where even the smallest scale is measurably worse than none, at a negligible cost.
+    With many examples and classes each scale's temperature is from some of the examples, on which scales that
+    are far worse drop out, and none above them is tried; the others are compared on all.
     """
     posteriors = [posterior_of(model) for model, _ in pairs]
-    pool = HeldOut.join([held_out for _, held_out in pairs])
     decades = math.log10(posteriors[0].largest_scale / SMALLEST_SCALE)
     steps = round(decades * SCALES_PER_DECADE)
     scales = [SMALLEST_SCALE * 10 ** (i / SCALES_PER_DECADE) for i in range(steps + 1)]
     centre = math.log(float(pairs[0][0].head.training_temperature))
     reach = math.log(TEMPERATURE_RANGE)
-    log_temperature, each = math.log(float(pairs[0][0].temperature)), []
+    log_temperature = math.log(float(pairs[0][0].temperature))
+    each: list[Tensor] = []
+    temperatures: list[float] = []
+    some, everything = _screened(pairs), HeldOut.join([held_out for _, held_out in pairs])
+    pool = HeldOut.join([held_out for _, held_out in some])
+    screens = len(pool.h) < len(everything.h)
+
+    def contenders() -> list[int]:
+        """Scales tried that may be as good as the best on all examples."""
+        best = min(each, key=pool.mean)
+        errors = [SCREENED_ERRORS * pool.standard_error(nll - best) for nll in each]
+        worse = [pool.mean(nll) - pool.mean(best) for nll in each]
+        return [i for i in range(len(each)) if worse[i] <= max(errors[i], 2 * tolerance)]
+
     for scale in scales:
         for posterior in posteriors:
             posterior.scale.fill_(scale)
-        nll, value = _log_temperature_objective(pairs, posterior=True)
+        nll, value = _log_temperature_objective(some, posterior=True)
         found = _local_minimum(value, log_temperature, TEMPERATURE_STEP)
         log_temperature = min(max(found, centre - reach), centre + reach)  # as predictions may have it
         each.append(nll(log_temperature))
+        temperatures.append(log_temperature)
+        if screens and len(each) - 1 not in contenders():  # larger ones are worse still
+            break
+    left = contenders() if screens else list(range(len(each)))
     means = [pool.mean(nll) for nll in each]
-    best = min(range(len(scales)), key=means.__getitem__)
-    allowed = [max(pool.standard_error(nll - each[best]), tolerance) for nll in each]
-    chosen = max(i for i in range(len(scales)) if means[i] <= means[best] + allowed[i])
-    return scales[chosen], allowed[chosen], tuple(zip(scales, means, strict=True))
+    for i in left if screens else []:
+        for posterior in posteriors:
+            posterior.scale.fill_(scales[i])
+        temperature = pairs[0][0].temperature.new_tensor(math.exp(temperatures[i]))
+        each[i] = pooled_nll(pairs, temperature, posterior=True)
+        means[i] = everything.mean(each[i])
+    best = min(left, key=means.__getitem__)
+    allowed = {i: max(everything.standard_error(each[i] - each[best]), tolerance) for i in left}
+    chosen = max(i for i in left if means[i] <= means[best] + allowed[i])
+    return scales[chosen], allowed[chosen], tuple(zip(scales, means, strict=False))
 
 
 def choose_temperature(pairs: Pairs, leave_one_out: Pairs = ()) -> dict[str, Any]:
@@ -336,16 +392,11 @@ def fit_ood_tables(model: Classifier, pairs: Pairs) -> None:
     """
     if model.head.ood_score is None or not can_score_ood(model, pairs):
         return
-    total = sum(len(held_out.h) for _, held_out in pairs)
     parts, weights = [], []
-    share = min(1.0, OOD_EXAMPLES / total)
-    for fitted, held_out in pairs:
-        count = max(1, round(share * len(held_out.h)))
-        rows = torch.linspace(0, len(held_out.h) - 1, count, dtype=torch.float64).round().long()
-        h = held_out.h[rows.to(held_out.h.device)]
+    for fitted, held_out in _some(pairs, min(OOD_EXAMPLES, max(ENOUGH, OOD_LOGITS // model.num_classes))):
+        h, weight = held_out.h, held_out.weight
         parts += [fitted.head.ood_parts(chunk) for chunk in h.split(CALIBRATION_BATCH_SIZE)]
-        weight = torch.ones_like(h[:, 0]) if held_out.weight is None else held_out.weight[rows.to(h.device)]
-        weights.append(weight.to(h))
+        weights.append(torch.ones_like(h[:, 0]) if weight is None else weight.to(h))
     model.head.ood_score.fit_tables(torch.cat(parts), torch.cat(weights))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import hetsngp
 from hetsngp import fit_head
-from hetsngp.fitting import lbfgs
+from hetsngp.fitting import lbfgs, mean_loss
 from hetsngp.fitting.loop import EpochResult, mean_nll, train
 from hetsngp.fitting.table_trainer import can_precompute
 
@@ -63,6 +63,21 @@ def test_it_ends_at_the_map_estimate(weighted: bool, monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(beta_of(model), map_by_scipy(model, weight), rtol=0, atol=1e-4)
     assert not model.training
     assert model.head.latent.beta.grad is None  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_rounds_of_the_largest_features_first_end_at_the_same_estimate(
+    soft: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lbfgs, "MIN_GAIN", 1e-12)
+    monkeypatch.setattr(mean_loss, "COARSE_WEIGHTS", 0)
+    batches = rows()
+    if soft:
+        batches = [(x, F.one_hot(y, 3).double(), weight) for x, y, weight in batches]
+    model = gp().double()
+    model.dataset_size = float(len(Y))
+    lbfgs.fit_map([model], [batches])
+    assert torch.allclose(beta_of(model), map_by_scipy(model), atol=1e-3)
 
 
 def test_a_few_looks_come_as_near_as_the_tolerance_says() -> None:

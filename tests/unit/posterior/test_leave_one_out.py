@@ -242,15 +242,21 @@ def test_all_examples_set_the_temperature_and_the_held_out_what_the_posterior_ch
         assert float(model.temperature) == pytest.approx(float(together * ratio), rel=1e-6)
 
 
-def test_the_tolerance_bounds_the_scale() -> None:
-    model = at_the_mode()
-    posterior: Any = model.head.posterior
+def with_posterior() -> tuple[Any, Any]:
+    """A model whose posterior has no scale yet, and the pair to choose it by."""
+    model: Any = at_the_mode()
     pairs = [(model, HeldOut(X2.double(), Y2))]
     with torch.no_grad():
         choose_temperature(pairs)
-        posterior.fit(model.head.statistics(X.double()), model.head.fisher(X2.double()) / 120)  # type: ignore[operator]
+        model.head.posterior.fit(model.head.statistics(X.double()), model.head.fisher(X2.double()) / 120)
+    return model, pairs
+
+
+def test_the_tolerance_bounds_the_scale() -> None:
+    model, pairs = with_posterior()
+    with torch.no_grad():
         scales = [choose_scale(pairs, (), nats)["scale"] for nats in (0.0, 0.01, 10.0)]
-    assert scales[0] <= scales[1] < scales[2] == posterior.largest_scale
+    assert scales[0] <= scales[1] < scales[2] == model.head.posterior.largest_scale
 
 
 def test_a_tolerance_below_zero_is_refused() -> None:
@@ -387,3 +393,18 @@ def test_soft_targets_are_left_out_as_a_fit_without_them_says(monkeypatch: pytes
         f = model.head.latent(X.double(), posterior=False).mean  # type: ignore[union-attr]
     seen, guessed, true = (t - t.mean(1, keepdim=True) for t in (f[some], (f + shift)[some], exact))
     assert float((guessed - true).norm()) < 0.35 * float((seen - true).norm())
+
+
+def test_scales_that_are_far_worse_drop_out_on_some_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice, its cost and its temperature are those of all examples."""
+    model, pairs = with_posterior()
+    with torch.no_grad():
+        want = choose_scale(pairs)
+        temperature = float(model.temperature)
+        for name, value in (("SCREENED_LOGITS", 0), ("ENOUGH", 60)):
+            monkeypatch.setattr(calibration, name, value)
+        found = choose_scale(pairs)
+    assert found["scale"] == want["scale"]
+    assert found["nll"] == pytest.approx(want["nll"], abs=1e-4)
+    assert float(model.temperature) == pytest.approx(temperature, rel=0.02)
+    assert len(found["scale_grid"]) <= len(want["scale_grid"])
