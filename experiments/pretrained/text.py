@@ -39,8 +39,9 @@ SETS = {
     "oos val": ("clinc150:oos", "val"),
 }
 CONDITIONS = {"as given": 0.0, "20 % flipped": 0.2}
-AMPLITUDES = (3.0, 5.0, 10.0)
-KERNELS: dict[str, dict[str, Any]] = {"rbf": {}, "rbf+linear": {"kernel": "rbf+linear", "linear_share": 0.2}}
+AMPLITUDES = (3.0, 5.0)
+LINEAR = {"kernel": "rbf+linear", "linear_share": 0.2}
+METHODS = ("deterministic", "sngp", "hetsngp")
 BASELINES = ("msp", "entropy", "energy", "mahalanobis", "relative mahalanobis", "knn")
 
 
@@ -69,7 +70,9 @@ def frozen(args: argparse.Namespace) -> None:
     sets = {name: everything[name] for name in ("id", "oos", "oos val")}
     results: dict[str, Any] = {}
     for condition, share in CONDITIONS.items():
-        results[condition] = frozen_condition(everything, sets, condition, share, args.seeds)
+        results[condition] = frozen_condition(
+            everything, sets, condition, share, args.seeds, args.methods or [*METHODS]
+        )
         common.write(args.out or HERE / "text-frozen.json", {"seeds": args.seeds, "results": results})
 
 
@@ -79,36 +82,31 @@ def frozen_condition(
     condition: str,
     share: float,
     seeds: list[int],
+    methods: list[str],
 ) -> dict[str, Any]:
     tried = []
     train, val = flip(everything["train"], share, seeds[0]), flip(everything["val"], share, 1000 + seeds[0])
-    for (kernel, options), amplitude in itertools.product(KERNELS.items(), AMPLITUDES):
-        given = {**options, "amplitude": amplitude}
-        model, cpu = fit(train, val, "sngp", seeds[0], given)
+    for amplitude in AMPLITUDES:
+        model, cpu = fit(train, val, "sngp", seeds[0], {"amplitude": amplitude})
         nll = round(model.calibration["nll"], 4)
-        tried.append({"kernel": kernel, "amplitude": amplitude, "nll": nll, "cpu": round(cpu, 1)})
+        tried.append({"amplitude": amplitude, "nll": nll, "cpu": round(cpu, 1)})
         print(condition, tried[-1], flush=True)
-    chosen = {k: min((t for t in tried if t["kernel"] == k), key=lambda t: t["nll"]) for k in KERNELS}
-    best = min(chosen.values(), key=lambda t: t["nll"])["kernel"]
+    best = min(tried, key=lambda each: each["nll"])["amplitude"]
+    rows: list[tuple[str, str, dict[str, Any]]] = [(name, name, {}) for name in methods]
+    if "sngp" in methods and not share:
+        rows.append(("sngp, linear", "sngp", LINEAR))
     runs: dict[str, list[Predictions]] = {}
     for seed in seeds:
         train, val = flip(everything["train"], share, seed), flip(everything["val"], share, 1000 + seed)
         if share or not runs:  # logistic regression has no random numbers of its own
             runs.setdefault("softmax", []).append(softmax(train, val, sets))
-        rows: list[tuple[str, str, dict[str, Any]]] = [("deterministic", "deterministic", {})]
-        for kernel, options in KERNELS.items():
-            given = {**options, "amplitude": chosen[kernel]["amplitude"]}
-            suffix = "" if kernel == "rbf" else ", linear"
-            rows.append((f"sngp{suffix}", "sngp", given))
-            if kernel == best:
-                rows.append((f"hetsngp{suffix}", "hetsngp", given))
-        for name, method, given in rows:
-            model, cpu = fit(train, val, method, seed, given)
+        for name, method, options in rows:
+            model, cpu = fit(train, val, method, seed, {**options, "amplitude": best})
             report = {"temperature": float(model.temperature), "scale": model.calibration["scale"]}
             found = predict(model, sets, cpu=round(cpu, 1), **report)
             runs.setdefault(name, []).append(found)
             print(f"{condition}, seed {seed}, {name}, {cpu:.0f} s: {shown(found)}", flush=True)
-    return {"tried": tried, "chosen": chosen, **tables(runs, "softmax")}
+    return {"tried": tried, "amplitude": best, **tables(runs, "softmax")}
 
 
 def tables(runs: dict[str, list[Predictions]], base: str) -> dict[str, Any]:
@@ -139,7 +137,7 @@ def finetune(args: argparse.Namespace) -> None:
     from hetsngp.training.recipes.recipe import read_recipe
 
     runs: dict[str, list[Predictions]] = {}
-    for seed, method in itertools.product(args.seeds, args.methods):
+    for seed, method in itertools.product(args.seeds, args.methods or METHODS):
         changes = [*args.changes, "data=clinc150", f"method={method}", f"seed={seed}"]
         recipe, _ = read_recipe("text-finetune", changes).on_this_machine()
         folder = args.runs / f"text-finetune-{method}-{seed}"
@@ -192,7 +190,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("part", choices=("frozen", "finetune"))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--methods", nargs="+", default=["deterministic", "hetsngp"])
+    parser.add_argument("--methods", nargs="+", help="default: deterministic, sngp and hetsngp")
     parser.add_argument("--changes", nargs="*", default=[], metavar="KEY=VALUE")
     parser.add_argument("--features", type=Path, default=Path("runs/features"))
     parser.add_argument("--runs", type=Path, default=Path("runs/pretrained"))
