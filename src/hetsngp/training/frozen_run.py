@@ -139,7 +139,7 @@ def fit_head_first(
 
 def cache_folder(task: Task, run: Path) -> Path:
     """Folder with the features that the run in ``run`` shares with others."""
-    return run.parent / FEATURES if task.features is None else Path(task.features).expanduser()
+    return run.resolve().parent / FEATURES if task.features is None else Path(task.features).expanduser()
 
 
 def feature_set(made: FrozenModel, examples: Any, cache: Path, show: bool) -> FeatureSet:

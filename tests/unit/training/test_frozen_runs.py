@@ -28,6 +28,7 @@ from hetsngp.serving.bundle import open_run
 from hetsngp.serving.predictions import predict_files, predict_set
 from hetsngp.training import CheckpointConfig, Engine, Hardware
 from hetsngp.training.finished_runs import finished, recipe_of_run
+from hetsngp.training.frozen_run import cache_folder
 from hetsngp.training.recipe_run import train_recipe
 from hetsngp.training.recipes.recipe import Recipe, read_recipe
 
@@ -182,6 +183,14 @@ def test_features_are_computed_once_for_all_runs(
         assert f"features by {NETWORK}: all 20 are there" in capsys.readouterr().out
     train_recipe(recipe(tmp_path, data, f"features={runs / 'others'}"), engine, checkpoints(runs / "e"))
     assert sum(run_images) == 200
+
+
+def test_features_lie_beside_the_folder_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "runs" / "a")
+    task = recipe(tmp_path, tmp_path).task
+    for run in (Path("."), Path("../a"), tmp_path / "runs" / "a"):
+        assert cache_folder(task, run).resolve() == (tmp_path / "runs" / "features").resolve()
 
 
 def test_a_killed_run_goes_on_from_its_features(
