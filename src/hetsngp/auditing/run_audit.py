@@ -326,7 +326,9 @@ def _check_folder(images: OneLabel, folder: Path) -> None:
 def _check_recipe(recipe: Recipe, source: str, settings: AuditSettings) -> None:
     for name in ("network", "weights", "size"):
         if getattr(settings, name) is not None:
-            raise ValueError(f"--{name} is for a frozen network, and {source} is a recipe: leave it out")
+            raise ValueError(
+                f"--{name} is for a frozen network, and the recipe or run {source} has its own: leave it out"
+            )
     if settings.device != "auto" and not recipe.task.frozen:
         raise ValueError("--device is for a frozen network: of a recipe --set hardware.accelerator=cpu")
     for name in ("labels", "fold"):

@@ -49,8 +49,8 @@ def open_images(
         return _from_folder(path, split, size)
     what = "is neither a folder nor a .npz file" if path.exists() else "is not there"
     raise ValueError(
-        f"cannot open images {str(spec)!r}: {path} {what}; give a folder with one folder for each class, a .npz "
-        "file with x_train, y_train, x_test, y_test, or a name that `hetsngp data` lists"
+        f"cannot open images {str(spec)!r}: {path} {what}; give a folder with one folder for each class, a "
+        ".npz file with x_train, y_train, x_test, y_test, or a name that `hetsngp data` lists"
     )
 
 
@@ -76,9 +76,7 @@ def open_set(spec: str | Path, split: str = "test", *, root: str | Path | None =
         return scan_folder(chosen)
     alone = sorted(image_names(path)) if not subfolders(path) else []
     if alone:
-        return ImageFiles(
-            tuple(path / name for name in alone), torch.zeros(len(alone)).long(), UNLABELLED
-        )
+        return ImageFiles(tuple(path / name for name in alone), torch.zeros(len(alone)).long(), UNLABELLED)
     if not subfolders(path):
         raise FileNotFoundError(f"{path} has no images, nor a folder for each class: give another folder")
     return scan_folder(path)

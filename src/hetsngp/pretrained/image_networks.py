@@ -37,7 +37,7 @@ PACKAGED = {
     )
     for number in range(3)
 }
-"""Networks whose weights come by pip, and the packages that have them; the extra ``weights`` has two of them."""
+"""Networks whose weights come by pip, and the packages that have them; two are in the extra ``weights``."""
 PACKAGED_SCALE = {"mean": (127 / 255,) * 3, "std": (128 / 255,) * 3}
 """As the weights of these packages were trained."""
 DEFAULT, DOWNLOADED = "efficientnet-lite0", "resnet18"
