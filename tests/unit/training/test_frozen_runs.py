@@ -1,6 +1,7 @@
 """Runs of frozen networks: one set of features for all, and a saved model that predicts from images."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from torch import Tensor
 
 pytest.importorskip("lightning", reason="pip install 'hetsngp[train]'")
 pytest.importorskip("timm", reason="pip install 'hetsngp[vision]'")
+pytest.importorskip("typer", reason="pip install 'hetsngp[cli]'")
+
+from tests.unit.cli.test_cli import invoke
 
 import hetsngp
 from hetsngp.auditing.run_audit import AuditSettings, AuditSource, run_audit
@@ -388,11 +392,12 @@ def test_an_audit_of_a_frozen_run_uses_its_features(
     content["y_train"][wrong] = 1 - content["y_train"][wrong]
     np.savez(data, **content)
     run = tmp_path / "runs" / "a"
-    train_recipe(recipe(tmp_path, data, "options.amplitude=3"), engine, checkpoints(run), show=False)
+    given = recipe(tmp_path, data, "options.amplitude=3", "fold=none")
+    train_recipe(given, engine, checkpoints(run), show=False)
     before = recipe_of_run(run)
     assert before.describe() == json.loads((run / "summary.json").read_text())["recipe"]
-    given = str(run) if source == "run" else str(tmp_path / "mine.toml")
-    found = AuditSource.find(given)
+    asked = str(run) if source == "run" else str(tmp_path / "mine.toml")
+    found = AuditSource.find(asked)
     said: list[str] = []
     about = run_audit(
         found, tmp_path / "audit", AuditSettings(rounds=1, page=False), say=said.append, show=False
@@ -402,8 +407,14 @@ def test_an_audit_of_a_frozen_run_uses_its_features(
     assert about["network"] == NETWORK
     lines = (tmp_path / "audit" / "label_errors.csv").read_text().splitlines()
     assert {int(line.split(",")[0]) for line in lines[1:] if ",True," in line} >= set(wrong)
+    words = shlex.split(found.command(tmp_path / "audit"))
+    assert words[:2] == ["hetsngp", "audit"]
+    (tmp_path / "choices.csv").write_text("index,given_label,decision,new_label\n3,0,change,1\n")
+    done = invoke(*words[1:])
+    assert done.exit_code == 0, done.output
+    assert "1 changed" in done.output
     command = found.train_command(tmp_path / "audit", about)
-    changes = "mine.toml --set options.amplitude=3" if source == "run" else given
+    changes = "mine.toml --set options.amplitude=3" if source == "run" else asked
     assert command == (
         f"hetsngp train {changes} --set labels={tmp_path / 'audit'} --out runs/audit-corrected"
     )
