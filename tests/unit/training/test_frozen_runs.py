@@ -35,6 +35,7 @@ from hetsngp.training.finished_runs import finished, recipe_of_run
 from hetsngp.training.frozen_run import cache_folder
 from hetsngp.training.recipe_run import train_recipe
 from hetsngp.training.recipes.recipe import Recipe, read_recipe
+from hetsngp.training.task_data import open_task
 
 create_model: Any = pytest.importorskip("timm").create_model
 NETWORK, SIDE = "tiny", 32
@@ -266,6 +267,28 @@ def test_a_damaged_model_is_made_again(tmp_path: Path, engine: Engine, run_image
     assert again["weights"] == summary["weights"]
     assert finished(run) is not None
     assert sum(run_images) == 100
+
+
+def test_held_out_copies_of_images_to_train_on_are_left_out(
+    tmp_path: Path, engine: Engine, capsys: Any
+) -> None:
+    data = write_arrays(tmp_path)
+    content = dict(np.load(data))
+    for name in ("x_train", "y_train"):
+        content[name][60:] = content[name][:20]
+    np.savez(data, **content)
+    given = recipe(tmp_path, data)
+    split: Any = open_task(given.task, seed=0)
+    trained, held_out = ([x.numpy().tobytes() for x in part.images] for part in (split.train, split.held_out))
+    expected = sum(x not in trained for x in held_out)
+    assert 0 < expected < len(held_out) == 20
+    summary = train_recipe(given, engine, checkpoints(tmp_path / "a"), show=True)
+    assert summary["held_out"]["examples"] == expected
+    assert f"{20 - expected} of 20 held-out images are copies of ones to train on" in capsys.readouterr().out
+    content["x_train"][:] = content["x_train"][0]
+    np.savez(data, **content)
+    with pytest.raises(ValueError, match="all 20 held-out examples are copies of ones to train on"):
+        train_recipe(given, engine, checkpoints(tmp_path / "b"), show=False)
 
 
 def test_corrected_labels_are_fitted(tmp_path: Path, engine: Engine) -> None:
