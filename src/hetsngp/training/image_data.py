@@ -10,6 +10,8 @@ from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
 from hetsngp.data.images.files import LIMIT_BYTES, ImageFiles
 from hetsngp.data.preprocessing import Images, Preprocessing
 from hetsngp.data.sources import UNLABELLED, open_set
+from hetsngp.data.text.files import is_text_file
+from hetsngp.data.text.texts import LabelledTexts
 from hetsngp.training.input_kinds import Loaders, TaskData
 from hetsngp.training.recipes.task import ImageTask
 
@@ -19,7 +21,9 @@ EVAL_BATCH = 1000
 
 def open_images_to_train_on(spec: str, split: str) -> Images:
     """Open the ``split``, "train" or "test", of a data set, image files without reading them."""
-    images = open_set(spec, split)
+    images = None if is_text_file(spec) else open_set(spec, split)
+    if images is None or isinstance(images, LabelledTexts):
+        raise ValueError(f"{spec} has texts, not images to train on: hetsngp train text --set data={spec}")
     if not isinstance(images, Images):
         raise ValueError(f"{spec} is a {type(images).__name__}, not images to train on: docs/data.md")
     if split == "train" and images.num_classes < 2:

@@ -29,6 +29,7 @@ from hetsngp.pretrained import feature_cache
 from hetsngp.pretrained.image_features import image_features
 from hetsngp.pretrained.image_networks import PACKAGED, PackagedWeights, PretrainedNetwork, pretrained_network
 from hetsngp.serving.bundle import open_run
+from hetsngp.serving.decisions import set_thresholds
 from hetsngp.serving.predictions import predict_files, predict_set
 from hetsngp.training import CheckpointConfig, Engine, Hardware
 from hetsngp.training.finished_runs import finished, recipe_of_run
@@ -254,6 +255,8 @@ def test_a_finished_run_is_known_by_its_recipe_and_data(
     np.savez(data, **{**np.load(data), "x_train": x, "y_train": y})
     with pytest.raises(ValueError, match="holds a run on other data"):
         train_recipe(recipe(tmp_path, data, "verdicts.correct=0.6"), engine, checkpoints(run))
+    with pytest.raises(ValueError, match="holds a run on other data"):
+        train_recipe(recipe(tmp_path, data, "verdicts.correct=0.7"), engine, checkpoints(run))
     assert sum(run_images) == 100
 
 
@@ -301,6 +304,30 @@ def test_corrected_labels_are_fitted(tmp_path: Path, engine: Engine) -> None:
     assert summary["labels"]["changed"] == 80
     assert summary["held_out"]["accuracy"] > 0.9
     assert summary["test"]["accuracy"] < 0.1  # by their given labels
+
+
+def test_the_head_is_fitted_and_calibrated_as_by_fit_head(tmp_path: Path, engine: Engine) -> None:
+    data, run = write_arrays(tmp_path), tmp_path / "a"
+    images = open_set(data, "train")
+    soft = torch.full((80, 2), 0.3).scatter(1, images.labels[:, None], 0.7)
+    LabelFile(tuple(map(str, range(80))), images.class_names, images.labels, soft).write(tmp_path / "audit")
+    given = recipe(tmp_path, data, f"labels={tmp_path / 'audit'}", "seed=3")
+    summary = train_recipe(given, engine, checkpoints(run), show=False)
+    network, split = pretrained_network(NETWORK, size=SIDE), open_task(given.task, seed=3)
+    train, held_out = (
+        FeatureSet(network.features(part.images), part.targets) for part in (split.train, split.held_out)
+    )
+    example = torch.zeros(2, 3, SIDE, SIDE)
+    model = hetsngp.convert(network.network, "sngp", example, num_classes=2, freeze=True)
+    hetsngp.fit_head(model, train, held_out, seed=3, random_features=16)
+    saved = hetsngp.load(run / "model")
+    assert isinstance(saved, hetsngp.Classifier)
+    found, expected = (each.eval().on_features().predict(held_out.h) for each in (saved, model))
+    assert torch.allclose(found.probs, expected.probs, atol=1e-4)
+    thresholds = set_thresholds(expected, held_out.y.argmax(1), correct=0.95, unfamiliar=0.05)
+    assert thresholds.unfamiliar is not None
+    assert summary["thresholds"]["unfamiliar"] == pytest.approx(thresholds.unfamiliar, rel=1e-3)
+    assert summary["thresholds"]["confident"] == pytest.approx(thresholds.confident, rel=1e-3)
 
 
 # --- the head before a training ---------------------------------------------------------------------------

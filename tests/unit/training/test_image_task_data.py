@@ -207,6 +207,7 @@ def test_what_cannot_be_trained_on(
         (task(file, held_out=0.01), "would hold out 0 of 40 examples"),
         (task(file, held_out=0.025), "one example is held out of 40, and calibration needs two or more"),
         (task(folder / "train" / "cat", size=8), "has images and no folders of classes"),
+        (task(tmp_path / "a.csv"), "a.csv has texts, not images to train on: hetsngp train text --set data="),
         (task(one, size=8), "has one class, 'cat', and a classifier needs two or more"),
         (task(folder), "may have any size: choose one, e.g. --set size=64"),
         (task(folder, from_disk=True), "--set size=64"),
