@@ -50,7 +50,7 @@ def open_images(
     what = "is neither a folder nor a .npz file" if path.exists() else "is not there"
     raise ValueError(
         f"cannot open images {str(spec)!r}: {path} {what}; give a folder with one folder for each class, a "
-        ".npz file with x_train, y_train, x_test, y_test, or a name that `hetsngp data` lists"
+        f".npz file with x_train, y_train, x_test, y_test, or one of {', '.join(DATASETS)}"
     )
 
 
