@@ -67,6 +67,8 @@ FOLDS = 5
 FOLD_RUNS = "folds"
 """Folder of an audit with the runs that an interrupted one goes on from; beside ``FEATURES``."""
 DEFAULT, RUNS = Path("audits"), Path("runs")
+SET_BY_AUDIT = ("labels", "fold")
+"""Keys of a recipe that an audit sets by itself."""
 FEW_IMAGES = 2000
 """Images of each class below which a pretrained network is proposed."""
 
@@ -159,8 +161,9 @@ class AuditSource:
         if changes:
             raise ValueError(f"--set changes a recipe, and {source} is a finished run: leave out --set")
         found = recipe_of_run(Path(source))
-        task = replace(found.task, labels=None, fold=None)  # what an audit sets by itself
-        return AuditSource(source, task.data, replace(found, task=task), Path(source))
+        task = replace(found.task, labels=None, fold=None)
+        kept = [each for each in found.changes if each.partition("=")[0].strip() not in SET_BY_AUDIT]
+        return AuditSource(source, task.data, replace(found, task=task, changes=tuple(kept)), Path(source))
 
     @property
     def note(self) -> str | None:
@@ -220,8 +223,11 @@ class AuditSource:
 
     def command(self, folder: Path) -> str:
         """Command that applies choices, quoted for a shell."""
-        recipe = ["--recipe"] if self.recipe is not None and self._is_also_data else []
-        words = ["hetsngp", "audit", self.source, *self._changes, *recipe, "--apply", "choices.csv"]
+        words = ["hetsngp", "audit", self.source]
+        if self.run is None:  # a run has its changes
+            words += self._changes
+            words += ["--recipe"] if self.recipe is not None and self._is_also_data else []
+        words += ["--apply", "choices.csv"]
         return shlex.join([*words, "--out", str(folder)])
 
     def train_command(self, folder: Path, content: Mapping[str, Any]) -> str:
@@ -326,10 +332,12 @@ def _check_folder(images: OneLabel, folder: Path) -> None:
 def _check_recipe(recipe: Recipe, source: str, settings: AuditSettings) -> None:
     for name in ("network", "weights", "size"):
         if getattr(settings, name) is not None:
-            raise ValueError(f"--{name} is for a frozen network, and {source} is a recipe: leave it out")
+            raise ValueError(
+                f"--{name} is for a frozen network, and the recipe or run {source} has its own: leave it out"
+            )
     if settings.device != "auto" and not recipe.task.frozen:
         raise ValueError("--device is for a frozen network: of a recipe --set hardware.accelerator=cpu")
-    for name in ("labels", "fold"):
+    for name in SET_BY_AUDIT:
         if getattr(recipe.task, name) is not None:
             raise ValueError(f"{name} is set by the audit: leave it out of the recipe, --set {name}=none")
     devices, nodes = recipe.hardware.started()

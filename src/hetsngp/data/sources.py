@@ -16,6 +16,8 @@ from hetsngp.validation import check_choice
 
 SPLITS = ("train", "test")
 HELD_OUT = ("test", "val")
+UNLABELLED = ("unlabelled",)
+"""``class_names`` of a folder of images without class folders."""
 
 
 def open_images(
@@ -45,9 +47,10 @@ def open_images(
         return _from_npz(path, split)
     if path.is_dir():
         return _from_folder(path, split, size)
+    what = "is neither a folder nor a .npz file" if path.exists() else "is not there"
     raise ValueError(
-        f"cannot open images {str(spec)!r}: it is none of {', '.join(DATASETS)}, no .npz file with x_train, "
-        f"y_train, x_test, y_test, and {path} is no folder with train/ and test/"
+        f"cannot open images {str(spec)!r}: {path} {what}; give a folder with one folder for each class, a "
+        f".npz file with x_train, y_train, x_test, y_test, or one of {', '.join(DATASETS)}"
     )
 
 
@@ -73,9 +76,7 @@ def open_set(spec: str | Path, split: str = "test", *, root: str | Path | None =
         return scan_folder(chosen)
     alone = sorted(image_names(path)) if not subfolders(path) else []
     if alone:
-        return ImageFiles(
-            tuple(path / name for name in alone), torch.zeros(len(alone)).long(), ("unlabelled",)
-        )
+        return ImageFiles(tuple(path / name for name in alone), torch.zeros(len(alone)).long(), UNLABELLED)
     if not subfolders(path):
         raise FileNotFoundError(f"{path} has no images, nor a folder for each class: give another folder")
     return scan_folder(path)

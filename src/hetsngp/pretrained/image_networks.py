@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib.util
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ PACKAGED = {
     )
     for number in range(3)
 }
-"""Networks whose weights come by pip, the extra ``weights``, and the packages that have them."""
+"""Networks whose weights come by pip, and the packages that have them; two are in the extra ``weights``."""
 PACKAGED_SCALE = {"mean": (127 / 255,) * 3, "std": (128 / 255,) * 3}
 """As the weights of these packages were trained."""
 DEFAULT, DOWNLOADED = "efficientnet-lite0", "resnet18"
@@ -166,7 +167,7 @@ def name_in_timm(name: str) -> str:
 
     found = PACKAGED[name].in_timm if name in PACKAGED else name
     if not timm.is_model(found.partition(".")[0]):
-        close = ", ".join(timm.list_models(f"*{found[:6]}*")[:5])
+        close = ", ".join(difflib.get_close_matches(found, timm.list_models(), n=5))
         raise ValueError(
             f"unknown network {name!r}: give {', '.join(PACKAGED)}, or one that timm.list_models() names"
             f"{'; alike: ' + close if close else ''}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,8 @@ def assumed_inputs(
 
 def read_class_names(given: str) -> tuple[str, ...]:
     """Class names of ``--classes``: separated by commas, or a text file with one on each line."""
-    path = Path(given)
-    parts = path.read_text(encoding="utf-8").splitlines() if path.is_file() else given.split(",")
+    is_file = os.path.isfile(given)  # Path.is_file raises where many names are too long for a path
+    parts = Path(given).read_text(encoding="utf-8").splitlines() if is_file else given.split(",")
     names = tuple(part.strip() for part in parts if part.strip())
     if len(names) < 2 or len(set(names)) < len(names):
         raise ValueError(
@@ -91,9 +92,9 @@ def _how_to_write(folder: Path, num_classes: int) -> str:
 
 def _how_to_write_texts(folder: Path, num_classes: int) -> str:
     line = (
-        "from hetsngp.data.text.preprocessing import TextPreprocessing; from "
-        "hetsngp.pretrained.text_networks "
-        "import pretrained_text_network; from hetsngp.serving import write_serving; "
+        "from hetsngp.data.text.preprocessing import TextPreprocessing; "
+        "from hetsngp.pretrained.text_networks import pretrained_text_network; "
+        "from hetsngp.serving import write_serving; "
         f"write_serving({str(folder)!r}, TextPreprocessing(pretrained_text_network('minilm').tokenizer, "
         f"tuple(map(str, range({num_classes})))))"
     )

@@ -18,6 +18,7 @@ from hetsngp.data.images.folders import ENDINGS, image_names
 from hetsngp.data.images.multi_label import MultiLabelFiles
 from hetsngp.data.preprocessing import Images, Preprocessing
 from hetsngp.data.shards.streams import ShardedImages
+from hetsngp.data.sources import UNLABELLED
 from hetsngp.data.text.sources import is_name
 from hetsngp.data.text.texts import LabelledTexts
 from hetsngp.models.classifier import to_device
@@ -29,8 +30,6 @@ from hetsngp.validation import check_positive
 BATCH_SIZE = 64
 BATCH_BYTES = 2**28
 """Largest size of a batch of inputs in float32: 445 images of 224 pixels."""
-UNLABELLED = ("unlabelled",)
-"""``class_names`` of a folder of images without class folders."""
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,12 @@ def fit_frozen(
     assert train is not None
     assert held_out is not None
     extracted = time.perf_counter()
+    found = len(held_out)
+    held_out = without_copies(held_out, train)
     if visible:
+        if len(held_out) < found:
+            copies = found - len(held_out)
+            print(f"{copies} of {found} held-out {kind.examples} are copies of ones to train on: left out")
         print(f"{task.method} head on {len(train)} {kind.examples}", flush=True)
     calibration, options = held_out if task.calibrate else None, dict(task.options)
     report = fit_head(
@@ -139,13 +144,27 @@ def fit_head_first(
 
 def cache_folder(task: Task, run: Path) -> Path:
     """Folder with the features that the run in ``run`` shares with others."""
-    return run.parent / FEATURES if task.features is None else Path(task.features).expanduser()
+    return run.resolve().parent / FEATURES if task.features is None else Path(task.features).expanduser()
 
 
 def feature_set(made: FrozenModel, examples: Any, cache: Path, show: bool) -> FeatureSet:
     """Features of examples, with their labels or soft targets."""
     y = examples.labels if examples.targets is None else examples.targets
     return FeatureSet(made.features(examples, cache, show), y.cpu())
+
+
+def without_copies(held_out: FeatureSet, train: FeatureSet) -> FeatureSet:
+    """Held-out examples without those that ``train`` has too, by equal features: calibration on examples that
+    were trained on would make the head overconfident.
+    """
+    trained = {h.tobytes() for h in train.h.numpy()}
+    rows = [row for row, h in enumerate(held_out.h.numpy()) if h.tobytes() not in trained]
+    if not rows:
+        raise ValueError(
+            f"all {len(held_out)} held-out examples are copies of ones to train on, and a head cannot be "
+            "calibrated on these: remove copies from the data, or hold out more, --set held_out=0.5"
+        )
+    return FeatureSet(held_out.h[rows], held_out.y[rows])
 
 
 def refuse_frozen_run(folder: Path, before: Mapping[str, Any] | None) -> None:

@@ -9,19 +9,32 @@ from hetsngp.data.images.decoding import IMAGENET_MEAN, IMAGENET_STD, short_side
 from hetsngp.data.images.device_loader import Augmentation, DeviceLoader
 from hetsngp.data.images.files import LIMIT_BYTES, ImageFiles
 from hetsngp.data.preprocessing import Images, Preprocessing
-from hetsngp.data.sources import open_set
+from hetsngp.data.sources import UNLABELLED, open_set
+from hetsngp.data.text.files import is_text_file
+from hetsngp.data.text.texts import LabelledTexts
 from hetsngp.training.input_kinds import Loaders, TaskData
 from hetsngp.training.recipes.task import ImageTask
 
 EVAL_BATCH = 1000
-"""Images of a batch in evaluation, where they are in memory."""
+"""Images of a batch in evaluation, where they are in memory and of the size of the network's input."""
 
 
 def open_images_to_train_on(spec: str, split: str) -> Images:
     """Open the ``split``, "train" or "test", of a data set, image files without reading them."""
-    images = open_set(spec, split)
+    images = None if is_text_file(spec) else open_set(spec, split)
+    if images is None or isinstance(images, LabelledTexts):
+        raise ValueError(f"{spec} has texts, not images to train on: hetsngp train text --set data={spec}")
     if not isinstance(images, Images):
         raise ValueError(f"{spec} is a {type(images).__name__}, not images to train on: docs/data.md")
+    if split == "train" and images.num_classes < 2:
+        found = (
+            "has images and no folders of classes"
+            if images.class_names == UNLABELLED
+            else f"has one class, {images.class_names[0]!r}"
+        )
+        raise ValueError(
+            f"{spec} {found}, and a classifier needs two or more: give a folder with one folder for each"
+        )
     return images
 
 
@@ -72,8 +85,10 @@ def _in_memory(task: ImageTask, data: TaskData, scale: dict[str, Any], seed: int
         **scale,
     )
     inputs = _inputs(task, data, train.mean.tolist(), train.std.tolist())
+    # Resized images are large: a batch that fits into memory in training does so in evaluation.
+    batch = task.batch_size if is_resized(data) else EVAL_BATCH
     held_out, test = (
-        None if images is None else inputs.loader(images, EVAL_BATCH) for images in (data.held_out, data.test)
+        None if images is None else inputs.loader(images, batch) for images in (data.held_out, data.test)
     )
     return Loaders(train, train.clean(), held_out, test, inputs)
 

@@ -20,7 +20,7 @@ from hetsngp.models.classifier import Classifier
 from hetsngp.models.methods import build
 from hetsngp.nn.backbones import WideResNet
 from hetsngp.pretrained.image_features import image_features
-from hetsngp.pretrained.image_networks import create_network, name_in_timm, pretrained_network
+from hetsngp.pretrained.image_networks import DEFAULT, create_network, name_in_timm, pretrained_network
 from hetsngp.training.finished_runs import finished
 from hetsngp.training.image_data import image_shape, load_images, make_loaders, open_images_to_train_on
 from hetsngp.training.input_kinds import FrozenModel, InputKind, Loaders, TaskData
@@ -33,6 +33,9 @@ __all__ = ["ImageInputs", "ImageTask", "Recipe", "finished", "make_model", "meas
 
 WIDE_RESNET = re.compile(r"wrn-(\d+)-([1-9]\d*)")
 OFFLINE = "to train from scratch, --set pretrained=false"
+"""What to do where the weights of a network cannot be fetched."""
+OFFLINE_FEATURES = f"--set network={DEFAULT} takes them"
+"""The same for a network whose features are needed, which must be a pretrained one."""
 
 
 class ImageInputs(InputKind):
@@ -94,7 +97,7 @@ def make_model(
         size=shape[1:],
         num_classes=num_classes,
         in_chans=shape[0],
-        offline=OFFLINE,
+        offline=OFFLINE_FEATURES if task.head_first else OFFLINE,
     )
     model = convert(
         network, task.method, torch.zeros(2, *shape), num_classes=num_classes, copy=False, **options
@@ -114,7 +117,9 @@ def frozen_model(task: ImageTask, data: TaskData) -> FrozenModel:
             f"head_first is for square RGB images, and these are {data.shape} (channels, height, width): "
             "leave it out, or choose a size, --set size=224"
         )
-    network = pretrained_network(task.network, size=task.size or size, resize=task.resize, offline=OFFLINE)
+    network = pretrained_network(
+        task.network, size=task.size or size, resize=task.resize, offline=OFFLINE_FEATURES
+    )
     side = network.size
     short_side(side, task.resize)
     model = convert(

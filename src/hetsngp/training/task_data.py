@@ -57,6 +57,11 @@ def open_task(
     if single:
         train, held_out, fold, corrected = _split(examples, labels, task, seed, fold_rows, kind.examples, own)
         test = test if fold is None else fold
+        if task.calibrate and len(held_out) < 2:
+            raise ValueError(
+                f"one example is held out of {len(examples)}, and calibration needs two or more: hold out a "
+                "larger share, --set held_out=0.2, or --set calibrate=false"
+            )
     else:
         train, held_out = examples.split(task.held_out, seed=seed)
     if test is not None and test.class_names != examples.class_names:

@@ -617,7 +617,7 @@ def test_open_images_takes_the_split_of_a_folder(held_out: str, tmp_path: Path) 
 
 
 def test_open_images_says_what_it_understands(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"cifar10, cifar100.*npz.*folder"):
+    with pytest.raises(ValueError, match=r"is not there; give a folder.*npz.*cifar10, cifar100"):
         open_images("imagenette", "train", root=tmp_path)
     with pytest.raises(ValueError, match="did you mean 'train'"):
         open_images("cifar10", "training", root=tmp_path)

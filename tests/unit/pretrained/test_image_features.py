@@ -138,7 +138,7 @@ def test_weights_of_another_network_or_none_are_refused(weights: Path, tmp_path:
         pretrained_network(NETWORK, weights=tmp_path / "net.pth")
     with pytest.raises(FileNotFoundError, match="--weights FILE"):
         pretrained_network(NETWORK, weights=tmp_path / "nothing.safetensors")
-    with pytest.raises(ValueError, match=r"unknown network 'resnet1'.*alike: "):
+    with pytest.raises(ValueError, match=r"unknown network 'resnet1'.*alike: resnet1"):
         pretrained_network("resnet1")
 
 

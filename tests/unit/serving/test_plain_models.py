@@ -69,6 +69,8 @@ def test_predict_says_what_it_assumed_and_gives_no_verdicts(saved: Path) -> None
         open_run(saved, class_names=("cat", "dog"))
     with pytest.raises(ValueError, match="--classes takes two or more names"):
         read_class_names("cat")
+    many = [f"class number {number}" for number in range(1000)]
+    assert read_class_names(",".join(many)) == tuple(many)
 
 
 def test_of_any_other_network_the_error_has_a_line_that_works(tmp_path: Path) -> None:

@@ -259,6 +259,9 @@ def test_weights_that_cannot_be_fetched_name_a_way_on(
     task = read_recipe("finetune", ["data=photos", "network=resnet18", "head_first=false"]).task
     with pytest.raises(RuntimeError, match=r"weights of resnet18 cannot be .* --set pretrained=false"):
         make_model(task, 3, (3, 32, 32))
+    features = read_recipe("finetune", ["data=photos", "network=resnet18"]).task
+    with pytest.raises(RuntimeError, match=r"efficientnet-lite0, and --set network=efficientnet-lite0"):
+        make_model(features, 3, (3, 32, 32))
     with pytest.raises(RuntimeError, match=r"weights of resnet18 cannot be .* --weights FILE"):
         pretrained_network("resnet18")
     make_model(replace(task, pretrained=False), 3, (3, 32, 32))  # as it says

@@ -1,6 +1,7 @@
 """Runs of frozen networks: one set of features for all, and a saved model that predicts from images."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from torch import Tensor
 
 pytest.importorskip("lightning", reason="pip install 'hetsngp[train]'")
 pytest.importorskip("timm", reason="pip install 'hetsngp[vision]'")
+pytest.importorskip("typer", reason="pip install 'hetsngp[cli]'")
+
+from tests.unit.cli.test_cli import invoke
 
 import hetsngp
 from hetsngp.auditing.run_audit import AuditSettings, AuditSource, run_audit
@@ -25,11 +29,14 @@ from hetsngp.pretrained import feature_cache
 from hetsngp.pretrained.image_features import image_features
 from hetsngp.pretrained.image_networks import PACKAGED, PackagedWeights, PretrainedNetwork, pretrained_network
 from hetsngp.serving.bundle import open_run
+from hetsngp.serving.decisions import set_thresholds
 from hetsngp.serving.predictions import predict_files, predict_set
 from hetsngp.training import CheckpointConfig, Engine, Hardware
 from hetsngp.training.finished_runs import finished, recipe_of_run
+from hetsngp.training.frozen_run import cache_folder
 from hetsngp.training.recipe_run import train_recipe
 from hetsngp.training.recipes.recipe import Recipe, read_recipe
+from hetsngp.training.task_data import open_task
 
 create_model: Any = pytest.importorskip("timm").create_model
 NETWORK, SIDE = "tiny", 32
@@ -184,6 +191,14 @@ def test_features_are_computed_once_for_all_runs(
     assert sum(run_images) == 200
 
 
+def test_features_lie_beside_the_folder_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "runs" / "a")
+    task = recipe(tmp_path, tmp_path).task
+    for run in (Path("."), Path("../a"), tmp_path / "runs" / "a"):
+        assert cache_folder(task, run).resolve() == (tmp_path / "runs" / "features").resolve()
+
+
 def test_a_killed_run_goes_on_from_its_features(
     tmp_path: Path, engine: Engine, run_images: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +255,8 @@ def test_a_finished_run_is_known_by_its_recipe_and_data(
     np.savez(data, **{**np.load(data), "x_train": x, "y_train": y})
     with pytest.raises(ValueError, match="holds a run on other data"):
         train_recipe(recipe(tmp_path, data, "verdicts.correct=0.6"), engine, checkpoints(run))
+    with pytest.raises(ValueError, match="holds a run on other data"):
+        train_recipe(recipe(tmp_path, data, "verdicts.correct=0.7"), engine, checkpoints(run))
     assert sum(run_images) == 100
 
 
@@ -255,6 +272,28 @@ def test_a_damaged_model_is_made_again(tmp_path: Path, engine: Engine, run_image
     assert sum(run_images) == 100
 
 
+def test_held_out_copies_of_images_to_train_on_are_left_out(
+    tmp_path: Path, engine: Engine, capsys: Any
+) -> None:
+    data = write_arrays(tmp_path)
+    content = dict(np.load(data))
+    for name in ("x_train", "y_train"):
+        content[name][60:] = content[name][:20]
+    np.savez(data, **content)
+    given = recipe(tmp_path, data)
+    split: Any = open_task(given.task, seed=0)
+    trained, held_out = ([x.numpy().tobytes() for x in part.images] for part in (split.train, split.held_out))
+    expected = sum(x not in trained for x in held_out)
+    assert 0 < expected < len(held_out) == 20
+    summary = train_recipe(given, engine, checkpoints(tmp_path / "a"), show=True)
+    assert summary["held_out"]["examples"] == expected
+    assert f"{20 - expected} of 20 held-out images are copies of ones to train on" in capsys.readouterr().out
+    content["x_train"][:] = content["x_train"][0]
+    np.savez(data, **content)
+    with pytest.raises(ValueError, match="all 20 held-out examples are copies of ones to train on"):
+        train_recipe(given, engine, checkpoints(tmp_path / "b"), show=False)
+
+
 def test_corrected_labels_are_fitted(tmp_path: Path, engine: Engine) -> None:
     data, run = write_arrays(tmp_path), tmp_path / "a"
     images = open_set(data, "train")
@@ -265,6 +304,30 @@ def test_corrected_labels_are_fitted(tmp_path: Path, engine: Engine) -> None:
     assert summary["labels"]["changed"] == 80
     assert summary["held_out"]["accuracy"] > 0.9
     assert summary["test"]["accuracy"] < 0.1  # by their given labels
+
+
+def test_the_head_is_fitted_and_calibrated_as_by_fit_head(tmp_path: Path, engine: Engine) -> None:
+    data, run = write_arrays(tmp_path), tmp_path / "a"
+    images = open_set(data, "train")
+    soft = torch.full((80, 2), 0.3).scatter(1, images.labels[:, None], 0.7)
+    LabelFile(tuple(map(str, range(80))), images.class_names, images.labels, soft).write(tmp_path / "audit")
+    given = recipe(tmp_path, data, f"labels={tmp_path / 'audit'}", "seed=3")
+    summary = train_recipe(given, engine, checkpoints(run), show=False)
+    network, split = pretrained_network(NETWORK, size=SIDE), open_task(given.task, seed=3)
+    train, held_out = (
+        FeatureSet(network.features(part.images), part.targets) for part in (split.train, split.held_out)
+    )
+    example = torch.zeros(2, 3, SIDE, SIDE)
+    model = hetsngp.convert(network.network, "sngp", example, num_classes=2, freeze=True)
+    hetsngp.fit_head(model, train, held_out, seed=3, random_features=16)
+    saved = hetsngp.load(run / "model")
+    assert isinstance(saved, hetsngp.Classifier)
+    found, expected = (each.eval().on_features().predict(held_out.h) for each in (saved, model))
+    assert torch.allclose(found.probs, expected.probs, atol=1e-4)
+    thresholds = set_thresholds(expected, held_out.y.argmax(1), correct=0.95, unfamiliar=0.05)
+    assert thresholds.unfamiliar is not None
+    assert summary["thresholds"]["unfamiliar"] == pytest.approx(thresholds.unfamiliar, rel=1e-3)
+    assert summary["thresholds"]["confident"] == pytest.approx(thresholds.confident, rel=1e-3)
 
 
 # --- the head before a training ---------------------------------------------------------------------------
@@ -379,11 +442,12 @@ def test_an_audit_of_a_frozen_run_uses_its_features(
     content["y_train"][wrong] = 1 - content["y_train"][wrong]
     np.savez(data, **content)
     run = tmp_path / "runs" / "a"
-    train_recipe(recipe(tmp_path, data, "options.amplitude=3"), engine, checkpoints(run), show=False)
+    given = recipe(tmp_path, data, "options.amplitude=3", "fold=none")
+    train_recipe(given, engine, checkpoints(run), show=False)
     before = recipe_of_run(run)
     assert before.describe() == json.loads((run / "summary.json").read_text())["recipe"]
-    given = str(run) if source == "run" else str(tmp_path / "mine.toml")
-    found = AuditSource.find(given)
+    asked = str(run) if source == "run" else str(tmp_path / "mine.toml")
+    found = AuditSource.find(asked)
     said: list[str] = []
     about = run_audit(
         found, tmp_path / "audit", AuditSettings(rounds=1, page=False), say=said.append, show=False
@@ -393,8 +457,14 @@ def test_an_audit_of_a_frozen_run_uses_its_features(
     assert about["network"] == NETWORK
     lines = (tmp_path / "audit" / "label_errors.csv").read_text().splitlines()
     assert {int(line.split(",")[0]) for line in lines[1:] if ",True," in line} >= set(wrong)
+    words = shlex.split(found.command(tmp_path / "audit"))
+    assert words[:2] == ["hetsngp", "audit"]
+    (tmp_path / "choices.csv").write_text("index,given_label,decision,new_label\n3,0,change,1\n")
+    done = invoke(*words[1:])
+    assert done.exit_code == 0, done.output
+    assert "1 changed" in done.output
     command = found.train_command(tmp_path / "audit", about)
-    changes = "mine.toml --set options.amplitude=3" if source == "run" else given
+    changes = "mine.toml --set options.amplitude=3" if source == "run" else asked
     assert command == (
         f"hetsngp train {changes} --set labels={tmp_path / 'audit'} --out runs/audit-corrected"
     )

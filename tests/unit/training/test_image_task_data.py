@@ -182,18 +182,33 @@ def test_several_labels(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
         open_task(replace(several, options={}), 0)
 
 
+def test_resized_images_are_evaluated_in_batches_of_the_training(
+    arrays: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    for size, expected in ((16, 6), (None, 10)):
+        given = replace(task(tmp_path / "a.npz"), network="test_resnet", pretrained=True, size=size)
+        loaders = make_loaders(given, open_task(given, 0), SCALE, seed=0)
+        assert max(len(y) for _, y in loaders.held_out) == expected
+        assert len(batches(loaders.held_out)[1]) == 10
+
+
 # --- what is refused ------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_trained_on(
     folder: Path, arrays: dict[str, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "a.npz"
+    file, one = tmp_path / "a.npz", tmp_path / "one"
+    write_image(one / "cat" / "0.png", random_bytes(8, 8, 3))
     refused = [
         (task(file, size=8), "size=8 is for image files"),
         (task(file, resize=7), "resize=7 makes the short side smaller than the crop of 8"),
         (task(file, options={"link": "sigmoid"}), "is single-label: --set options.link=softmax"),
         (task(file, held_out=0.01), "would hold out 0 of 40 examples"),
+        (task(file, held_out=0.025), "one example is held out of 40, and calibration needs two or more"),
+        (task(folder / "train" / "cat", size=8), "has images and no folders of classes"),
+        (task(tmp_path / "a.csv"), "a.csv has texts, not images to train on: hetsngp train text --set data="),
+        (task(one, size=8), "has one class, 'cat', and a classifier needs two or more"),
         (task(folder), "may have any size: choose one, e.g. --set size=64"),
         (task(folder, from_disk=True), "--set size=64"),
         (task(folder, size=8, resize=7), "resize=7 makes the short side smaller"),
