@@ -220,8 +220,10 @@ class AuditSource:
 
     def command(self, folder: Path) -> str:
         """Command that applies choices, quoted for a shell."""
-        recipe = ["--recipe"] if self.recipe is not None and self._is_also_data else []
-        words = ["hetsngp", "audit", self.source, *self._changes, *recipe, "--apply", "choices.csv"]
+        words = ["hetsngp", "audit", self.source]
+        if self.run is None:
+            words += self._changes + (["--recipe"] if self.recipe is not None and self._is_also_data else [])
+        words += ["--apply", "choices.csv"]
         return shlex.join([*words, "--out", str(folder)])
 
     def train_command(self, folder: Path, content: Mapping[str, Any]) -> str:
