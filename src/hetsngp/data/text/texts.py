@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hetsngp.data.images.arrays import check_soft_targets, chosen_rows, stratified
+from hetsngp.data.text.columns import TextColumns
 from hetsngp.validation import check_class_labels
 
 UNLABELLED = ("unlabelled",)
@@ -24,7 +25,7 @@ class LabelledTexts:
     """Labelled texts. ``texts``: N. ``labels``: (N,) int64 in 0 … K−1. ``class_names``: K.
 
     ``targets``, (N, K) float32: soft targets, which loaders yield in place of ``labels``; splits go by
-    ``labels``.
+    ``labels``. ``columns``: those of the table that the texts come from.
 
     >>> data = LabelledTexts(("hi", "bye", "hello", "ciao"), torch.tensor([0, 1, 0, 1]), ("greet", "leave"))
     >>> rest, held_out = data.split(0.5)
@@ -36,6 +37,7 @@ class LabelledTexts:
     labels: Tensor
     class_names: tuple[str, ...]
     targets: Tensor | None = None
+    columns: TextColumns | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.texts, str):
