@@ -308,6 +308,13 @@ def test_wrong_sources_are_named(run: Path, arguments: tuple[str, ...], words: s
     refused(invoke("predict", run, *arguments), words)
 
 
+def test_a_folder_of_images_is_no_text(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    refused(invoke("predict", run, tmp_path / "photos"), "has no file test with one of the endings")
+    (tmp_path / "photos" / "cat" / "1.jpg").touch()
+    refused(invoke("predict", run, tmp_path / "photos"), "takes texts, not images")
+
+
 def test_a_damaged_tokenizer_is_another_models(run: Path, tmp_path: Path) -> None:
     import shutil
 
