@@ -67,10 +67,7 @@ class TextInputs(InputKind):
         inputs = self.inputs(data, asked)
         tokens = asked.encode(data.train)
         if tokens.truncated:
-            _say(
-                f"{tokens.truncated} of {len(tokens)} texts have more than {asked.max_length} tokens and "
-                "are cut there (max_length)"
-            )
+            _say(asked.note_on_cut(tokens.truncated, len(tokens)))
         train = TextLoader(tokens, task.batch_size, shuffle=True, seed=seed)
         held_out, test = (
             None if texts is None else inputs.loader(texts, EVAL_BATCH)
