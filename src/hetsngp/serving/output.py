@@ -66,7 +66,7 @@ def predict_and_show(
         image_inputs(served)
         check_contact_sheet(contact_sheet)
     pictures = 0 if contact_sheet is None else MAX_IMAGES
-    if isinstance(served.inputs, TextPreprocessing) or texts:
+    if isinstance(served.inputs, TextPreprocessing) or texts or column is not None:
         parts = _text_parts(served, sources, texts, column, limit, batch_size)
     else:
         parts = _image_parts(served, sources, limit, batch_size, pictures)

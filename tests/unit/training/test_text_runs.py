@@ -300,6 +300,7 @@ def test_long_texts_are_shortened_in_the_table_alone(run: Path) -> None:
         (("photo.jpg",), "takes texts, not images"),
         (("missing.csv",), "there is no file missing.csv"),
         (("--text", " "), "1 of 1 texts are empty"),
+        (("--text", "a", "--text", "caf\udce9"), "(counted from 0) has bytes or characters that are no"),
         (("--text", "a", "--sheet", "a.png"), "takes texts, not images"),
         (("svhn",), "svhn is a set of images, and texts are expected: give clinc150"),
     ],

@@ -113,7 +113,7 @@ class LabelledTexts:
 
 
 def check_texts(texts: Sequence[Any], where: str = "texts") -> None:
-    """Check that there are texts, all of them words."""
+    """Check that there are texts, all of them words in Unicode."""
     if not texts:
         raise ValueError(f"{where}: there is no text: give at least one")
     strange = next((row for row, text in enumerate(texts) if not isinstance(text, str)), None)
@@ -121,6 +121,12 @@ def check_texts(texts: Sequence[Any], where: str = "texts") -> None:
         raise TypeError(
             f"{where}: number {strange} is {texts[strange]!r:.50}, not a text: remove it, or convert it "
             "with str"
+        )
+    broken = next((row for row, text in enumerate(texts) if not _is_unicode(text)), None)
+    if broken is not None:
+        raise ValueError(
+            f"{where}: number {broken} (counted from 0) has bytes or characters that are no Unicode, "
+            f"{texts[broken]!a:.50}: save the texts as UTF-8 again, or remove it"
         )
     empty = [row for row, text in enumerate(texts) if not text.strip()]
     if empty:
@@ -145,6 +151,15 @@ def shorten(text: str, most: int = SHOWN) -> str:
     """Beginning of a text, on one line."""
     line = " ".join(text.split())
     return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text has no halves of surrogate pairs, which also stand for bytes that are no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _some(names: Sequence[str]) -> str:
