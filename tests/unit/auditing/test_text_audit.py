@@ -3,6 +3,7 @@
 import csv
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ pytest.importorskip("transformers", reason="pip install 'hetsngp[text]'")
 pytest.importorskip("pandas", reason="pip install 'hetsngp[tables]'")
 pytest.importorskip("jinja2", reason="pip install 'hetsngp[eval]'")
 
+from hetsngp.auditing.run_audit import AuditSource
 from hetsngp.data.label_files import LabelFile, open_labels
 from hetsngp.data.text.sources import open_texts
 
@@ -123,6 +125,9 @@ def test_a_finished_run_is_audited_by_its_own_features(audit: tuple[Path, str], 
         first = [int(row["index"]) for row in csv.DictReader(file)][: len(WRONG)]
     assert set(first) == set(WRONG)
     printed = next(line for line in result.output.splitlines() if "--apply" in line)
+    moved = replace(AuditSource.find(str(tmp_path / "run")), data="/moved/tickets.csv")
+    trains = moved.train_command(tmp_path / "audit", {})
+    assert [word for word in shlex.split(trains) if word.startswith("data=")] == ["data=/moved/tickets.csv"]
     (tmp_path / "choices.csv").write_text(drop_row_5(folder))
     words = shlex.split(printed.replace("choices.csv", str(tmp_path / "choices.csv")))[1:]
     result = invoke(*words)
