@@ -254,6 +254,9 @@ class AuditSource:
     @property
     def _changes(self) -> list[str]:
         changes = () if self.recipe is None else self.recipe.changes
+        if self.run is not None:  # which may have been trained from another working directory
+            now = f"data={_path_value(self.data)}"
+            changes = tuple(now if change.startswith("data=") else change for change in changes)
         return [word for change in changes for word in ("--set", change)]
 
     @property

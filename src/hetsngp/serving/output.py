@@ -12,7 +12,7 @@ from typing import Any
 
 from hetsngp._moved import renamed_arguments
 from hetsngp.data.datasets.registry import DATASETS
-from hetsngp.data.images.folders import ENDINGS
+from hetsngp.data.images.folders import ENDINGS, image_names
 from hetsngp.data.text.files import is_text_file
 from hetsngp.data.text.preprocessing import TextPreprocessing
 from hetsngp.data.text.texts import check_texts, shorten
@@ -66,7 +66,7 @@ def predict_and_show(
         image_inputs(served)
         check_contact_sheet(contact_sheet)
     pictures = 0 if contact_sheet is None else MAX_IMAGES
-    if isinstance(served.inputs, TextPreprocessing) or texts:
+    if isinstance(served.inputs, TextPreprocessing) or texts or column is not None:
         parts = _text_parts(served, sources, texts, column, limit, batch_size)
     else:
         parts = _image_parts(served, sources, limit, batch_size, pictures)
@@ -131,7 +131,7 @@ def _text_parts(
             names = [f"stdin[{row}]" for row in range(len(lines))]
             parts.append(predict_texts(served, lines, batch_size, names=names))
             continue
-        if Path(source).suffix.lower() in ENDINGS and not is_text_file(source):
+        if _is_of_images(Path(source)):
             image_inputs(served)  # raises
         data, names = open_to_predict(served, source, column, limit)
         parts.append(predict_texts(served, data, batch_size, names=names))
@@ -192,6 +192,14 @@ _to_json = as_json  # the argument of predict_and_show hides the name as_json
 
 def _remaining(limit: int | None, taken: int) -> int | None:
     return None if limit is None else max(0, limit - taken)
+
+
+def _is_of_images(path: Path) -> bool:
+    """Whether ``path`` is an image file, or a folder with images and no file of texts."""
+    if path.is_dir():
+        has_texts = any(is_text_file(file) for file in path.iterdir())
+        return not has_texts and any(image_names(path, deep=True))
+    return path.suffix.lower() in ENDINGS and not is_text_file(path)
 
 
 def _is_set(source: str) -> bool:

@@ -64,13 +64,10 @@ class TextInputs(InputKind):
     def make_loaders(
         self, task: TextTask, data: TaskData, asked: TextTokenizer, *, seed: int, processes: int
     ) -> Loaders:
-        inputs = self.inputs(task, data, asked)
+        inputs = self.inputs(data, asked)
         tokens = asked.encode(data.train)
         if tokens.truncated:
-            _say(
-                f"{tokens.truncated} of {len(tokens)} texts have more than {asked.max_length} tokens and "
-                "are cut there (max_length)"
-            )
+            _say(asked.note_on_cut(tokens.truncated, len(tokens)))
         train = TextLoader(tokens, task.batch_size, shuffle=True, seed=seed)
         held_out, test = (
             None if texts is None else inputs.loader(texts, EVAL_BATCH)
@@ -91,7 +88,7 @@ class TextInputs(InputKind):
         def features(texts: LabelledTexts, folder: Path, show: bool) -> Tensor:
             return text_features(texts, network, folder, batch_size=task.batch_size, show=show)
 
-        return FrozenModel(model, self.inputs(task, data, network.tokenizer), features)
+        return FrozenModel(model, self.inputs(data, network.tokenizer), features)
 
     @staticmethod
     def network(task: TextTask) -> PretrainedTextNetwork:
@@ -99,9 +96,11 @@ class TextInputs(InputKind):
         return pretrained_text_network(task.network, max_length=task.max_length, weights=task.pretrained)
 
     @staticmethod
-    def inputs(task: TextTask, data: TaskData, tokenizer: TextTokenizer) -> TextPreprocessing:
+    def inputs(data: TaskData, tokenizer: TextTokenizer) -> TextPreprocessing:
         """Preprocessing that is saved with the model."""
-        return TextPreprocessing(tokenizer, data.train.class_names, task.text_column, task.label_column)
+        columns = data.train.columns
+        names = () if columns is None else (columns.text, columns.label)
+        return TextPreprocessing(tokenizer, data.train.class_names, *names)
 
 
 def _say(sentence: str) -> None:

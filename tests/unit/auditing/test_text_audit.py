@@ -2,6 +2,8 @@
 
 import csv
 import json
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,11 @@ pytest.importorskip("transformers", reason="pip install 'hetsngp[text]'")
 pytest.importorskip("pandas", reason="pip install 'hetsngp[tables]'")
 pytest.importorskip("jinja2", reason="pip install 'hetsngp[eval]'")
 
+from hetsngp.auditing.run_audit import AuditSource
 from hetsngp.data.label_files import LabelFile, open_labels
 from hetsngp.data.text.sources import open_texts
 
-COUNT = 300
+COUNT = 240
 WRONG = (3, 40, 77, 90)
 """Rows of the file with another topic than their words have."""
 
@@ -34,6 +37,13 @@ def audit(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     result = invoke("audit", folder / "tickets.csv", "--network", folder / "network", "--out", folder / "out")
     assert result.exit_code == 0, result.output
     return folder, result.output
+
+
+def drop_row_5(folder: Path) -> str:
+    """Content of the choices.csv of a person who drops one example."""
+    given = open_texts(folder / "tickets.csv")
+    name = given.class_names[int(given.labels[5])]
+    return f"index,given_label,decision,new_label\n5,{name},drop,\n"
 
 
 def test_wrong_labels_come_first_with_their_texts(audit: tuple[Path, str]) -> None:
@@ -76,8 +86,7 @@ def test_choices_of_a_person_are_applied(audit: tuple[Path, str], tmp_path: Path
     folder, _ = audit
     choices = tmp_path / "choices.csv"
     given = open_texts(folder / "tickets.csv")
-    name = given.class_names[int(given.labels[5])]
-    choices.write_text(f"index,given_label,decision,new_label\n5,{name},drop,\n")
+    choices.write_text(drop_row_5(folder))
     result = invoke("audit", folder / "tickets.csv", "--apply", choices, "--out", folder / "out")
     assert result.exit_code == 0, result.output
     found = open_labels(folder / "out", given)
@@ -108,10 +117,18 @@ def test_a_finished_run_is_audited_by_its_own_features(audit: tuple[Path, str], 
     result = invoke("train", "text", *changes, "--set", "label_column=kind", "--out", tmp_path / "run")
     assert result.exit_code == 0, result.output
     before = sorted((tmp_path / "features").rglob("*.safetensors"))
-    result = invoke("audit", tmp_path / "run", "--out", tmp_path / "audit")
+    result = invoke("audit", tmp_path / "run", "--rounds", "1", "--out", tmp_path / "audit")
     assert result.exit_code == 0, result.output
     assert sorted((tmp_path / "features").rglob("*.safetensors")) == before
     assert not (tmp_path / "audit" / "features").exists()
     with open(tmp_path / "audit" / "label_errors.csv", newline="") as file:
         first = [int(row["index"]) for row in csv.DictReader(file)][: len(WRONG)]
     assert set(first) == set(WRONG)
+    printed = next(line for line in result.output.splitlines() if "--apply" in line)
+    moved = replace(AuditSource.find(str(tmp_path / "run")), data="/moved/tickets.csv")
+    trains = moved.train_command(tmp_path / "audit", {})
+    assert [word for word in shlex.split(trains) if word.startswith("data=")] == ["data=/moved/tickets.csv"]
+    (tmp_path / "choices.csv").write_text(drop_row_5(folder))
+    words = shlex.split(printed.replace("choices.csv", str(tmp_path / "choices.csv")))[1:]
+    result = invoke(*words)
+    assert result.exit_code == 0, result.output

@@ -79,6 +79,7 @@ def test_given_columns_win_over_usual_names() -> None:
         ({"text": ["x", "y", "z"], "label": ["a", "", None]}, {}, "no class for 2 of 3 texts.*number 1"),
         ({"text": ["x", "y"], "label": ["a", "c"]}, {"class_names": ("a", "b")}, "class 'c'.*are a, b"),
         ({"text": [], "label": []}, {}, "no examples"),
+        ({"text": ["\U0001f600 é", "a \ud83d"], "label": [0, 1]}, {}, r"number 1 .*no Unicode, 'a \\ud83d'"),
     ],
 )  # fmt: skip
 def test_errors_name_the_fix(columns: dict[str, Any], options: dict[str, Any], message: str) -> None:

@@ -29,6 +29,13 @@ def test_each_text_has_the_features_of_itself_alone(network: PretrainedTextNetwo
         assert torch.allclose(h[row], alone, atol=1e-6)
 
 
+def test_texts_that_are_cut_are_counted(tmp_path: Path) -> None:
+    short = pretrained_text_network(str(write_network(tmp_path / "network")), max_length=6)
+    cut = sum(len(text.split()) > 4 for text in DATA.texts)  # beside [CLS] and [SEP]
+    with pytest.warns(UserWarning, match=f"^{cut} of 30 texts have more than 6 tokens and are cut there"):
+        text_features(DATA, short, tmp_path / "features")
+
+
 def test_only_new_texts_are_computed_whatever_their_order_and_labels(
     network: PretrainedTextNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

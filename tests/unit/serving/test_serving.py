@@ -545,6 +545,17 @@ def test_a_file_that_is_no_image_is_named_before_its_batch(
 
 
 @pytest.mark.parametrize(
+    ("sources", "options"),
+    [([], {"texts": ["a text"]}), (["a.csv"], {}), (["photos"], {"column": "body"})],
+)
+def test_texts_for_a_model_of_images_are_named(
+    served: ServedModel, sources: list[str], options: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match="takes images, and these are texts: give image files"):
+        predict_and_show(served, sources, **options)
+
+
+@pytest.mark.parametrize(
     ("files", "words"),
     [
         (["photos/a.png", "photos/nothing.png"], r"there is no file .*nothing\.png"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.unit.cli.test_cli import invoke, refused
-from tests.unit.small_texts import TOPICS, sentences, write_csv, write_network
+from tests.unit.small_texts import TOPICS, sentences, tokenizer_json, write_csv, write_network
 
 pytest.importorskip("lightning", reason="pip install 'hetsngp[train]'")
 pytest.importorskip("transformers", reason="pip install 'hetsngp[text]'")
@@ -104,6 +104,29 @@ def test_columns_are_as_the_recipe_says(folder: Path, tmp_path: Path) -> None:
     assert all(text.startswith("b ") for text in data.train.texts)
     with pytest.raises(ValueError, match=r"all texts of .* have the class 'x'.*label_column="):
         open_task(replace(task, label_column="label"), seed=0)
+
+
+def test_other_files_are_read_by_the_columns_that_were_recognised_in_the_training_file(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Both others have a column with a more usual name, which is not what the network was trained on."""
+    rows = list(zip(*sentences(40), strict=True))
+    made = tmp_path / "data"
+    made.mkdir()
+    (made / "train.csv").write_text("wording,art\n" + "".join(f"{text},{topic}\n" for text, topic in rows))
+    more = "".join(f"case {i},{text},urgent,{topic}\n" for i, (text, topic) in enumerate(rows[:6]))
+    (made / "test.csv").write_text("title,wording,label,art\n" + more)
+    data = open_task(replace(recipe(folder).task, data=str(made)), seed=0)
+    wanted = [text for text, _ in rows[:6]]
+    assert list(data.test.texts) == wanted
+    assert [data.test.class_names[label] for label in data.test.labels] == [topic for _, topic in rows[:6]]
+    inputs = TextInputs.inputs(data, TextTokenizer(tokenizer_json(), 24))
+    said: list[str] = []
+    assert list(inputs.open(made / "test.csv", labelled=False, say=said.append).texts) == wanted
+    assert not said
+    (tmp_path / "new.csv").write_text("title,n\nsnow today,1\n")
+    assert inputs.open(tmp_path / "new.csv", labelled=False, say=said.append).texts == ("snow today",)
+    assert said == ["new.csv: texts in the column 'title'"]
 
 
 def test_corrected_labels_are_those_of_the_same_texts(folder: Path, tmp_path: Path) -> None:
@@ -277,12 +300,20 @@ def test_long_texts_are_shortened_in_the_table_alone(run: Path) -> None:
         (("photo.jpg",), "takes texts, not images"),
         (("missing.csv",), "there is no file missing.csv"),
         (("--text", " "), "1 of 1 texts are empty"),
+        (("--text", "a", "--text", "caf\udce9"), "(counted from 0) has bytes or characters that are no"),
         (("--text", "a", "--sheet", "a.png"), "takes texts, not images"),
         (("svhn",), "svhn is a set of images, and texts are expected: give clinc150"),
     ],
 )
 def test_wrong_sources_are_named(run: Path, arguments: tuple[str, ...], words: str) -> None:
     refused(invoke("predict", run, *arguments), words)
+
+
+def test_a_folder_of_images_is_no_text(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    refused(invoke("predict", run, tmp_path / "photos"), "has no file test with one of the endings")
+    (tmp_path / "photos" / "cat" / "1.jpg").touch()
+    refused(invoke("predict", run, tmp_path / "photos"), "takes texts, not images")
 
 
 def test_a_damaged_tokenizer_is_another_models(run: Path, tmp_path: Path) -> None:

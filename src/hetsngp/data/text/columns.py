@@ -26,7 +26,7 @@ Columns = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True)
 class TextColumns:
-    """Columns of the texts and of the classes; ``label`` None: there are no classes."""
+    """Columns of the texts and of the classes; ``label`` None: the classes are not read."""
 
     text: str
     label: str | None
@@ -35,8 +35,8 @@ class TextColumns:
 
     def __str__(self) -> str:
         """Sentence that says where texts and classes were found."""
-        classes = "no column of classes" if self.label is None else f"classes in {self.label!r}"
-        return f"texts in the column {self.text!r}, {classes}"
+        classes = "" if self.label is None else f", classes in {self.label!r}"
+        return f"texts in the column {self.text!r}{classes}"
 
 
 def choose_columns(
@@ -50,9 +50,9 @@ def choose_columns(
 ) -> TextColumns:
     """Columns as given, or by usual names, or else the only one that can be meant.
 
-    ``where``: what the errors call the table. ``labelled``: whether classes are needed; without, a column of
-    classes is taken only where it is given or has a usual name. ``guess_missing``: whether to guess where
-    there is no column of the given name, which else is an error.
+    ``where``: what the errors call the table. ``labelled``: whether classes are read; without, a column of
+    classes, given or with a usual name, is only one that the texts are not in. ``guess_missing``: whether to
+    guess where there is no column of the given name, which else is an error.
 
     >>> print(choose_columns({"id": [1, 2], "Utterance": ["a b", "c d"], "intent": ["x", "x"]}, "table"))
     texts in the column 'Utterance', classes in 'intent'
@@ -61,7 +61,7 @@ def choose_columns(
         if name is not None and name not in columns and not guess_missing:
             raise _unknown(where, columns, name)
     text, label = (name if name in columns else None for name in (text, label))
-    if text is not None and text == label:
+    if labelled and text is not None and text == label:
         raise ValueError(
             f"{where}: the texts and the classes cannot both be in {text!r}: give another column"
         )
@@ -80,8 +80,8 @@ def choose_columns(
             f"{where}: the column {found_text!r} holds no texts but values such as {value!r:.50}: "
             f"name the column of the texts, of {_listed(columns)}"
         )
-    guessed = text is None or (found_label is not None and label is None)
-    return TextColumns(found_text, found_label, guessed)
+    guessed = text is None or (labelled and label is None)
+    return TextColumns(found_text, found_label if labelled else None, guessed)
 
 
 def _by_name(

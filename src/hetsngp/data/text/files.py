@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,8 @@ def texts_from_columns(
     chosen = choose_columns(columns, where, text, label, labelled=labelled, guess_missing=guess_missing)
     texts = ["" if value is None else value for value in columns[chosen.text]]
     check_texts(texts, f"{where}, column {chosen.text!r}")
-    if not labelled or chosen.label is None:
-        return LabelledTexts.unlabelled(texts), chosen
+    if chosen.label is None:
+        return replace(LabelledTexts.unlabelled(texts), columns=chosen), chosen
     found = [class_name(value) for value in columns[chosen.label]]
     labels = [name for name in found if name is not None]
     missing = [row for row, name in enumerate(found) if name is None]
@@ -82,7 +83,7 @@ def texts_from_columns(
             f"the first is number {missing[0]} (counted from 0): give them one, or remove them"
         )
     try:
-        return LabelledTexts.from_lists(texts, labels, class_names), chosen
+        return replace(LabelledTexts.from_lists(texts, labels, class_names), columns=chosen), chosen
     except ValueError as error:
         raise ValueError(f"{where}, column {chosen.label!r}: {error}") from None
 

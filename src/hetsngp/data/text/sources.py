@@ -31,10 +31,11 @@ def open_texts(
     """Texts of ``spec``: a name such as ``clinc150``, a file (one set, for any split), or a folder of files.
 
     A folder has a file train.csv (or .tsv, .parquet, .jsonl, .json) and may have test and val (or valid,
-    validation, dev); all have the classes of train. ``text``, ``label``: columns, which are guessed where
-    they are not given, and ``say`` is called with a sentence that names them. ``class_names``: the classes,
-    None: those there are. Not ``labelled``: classes are not read. ``guess_missing``: whether to guess a
-    column where there is none of the given name. ``root``: folder of data sets, and of relative paths.
+    validation, dev); all have the classes of train, and its columns where they are there. ``text``,
+    ``label``: columns, which are guessed where they are not given, and ``say`` is called with a sentence that
+    names them. ``class_names``: the classes, None: those there are. Not ``labelled``: classes are not read.
+    ``guess_missing``: whether to guess a column where there is none of the given name. ``root``: folder of
+    data sets, and of relative paths.
     """
     check_choice("split", split, SPLITS)
     if is_name(spec):
@@ -53,7 +54,9 @@ def open_texts(
             f"there are no texts {str(spec)!r}: it is no data set (hetsngp data), and there is no file {file}"
         )
     if class_names is None and labelled and path.is_dir() and split != "train" and has_split(path, "train"):
-        class_names = read_texts(_file_of(path, "train"), text, label)[0].class_names
+        first, columns = read_texts(_file_of(path, "train"), text, label)
+        class_names, guess_missing = first.class_names, guess_missing or (text is None and label is None)
+        text, label = columns.text, columns.label
     how: dict[str, Any] = {"class_names": class_names, "labelled": labelled, "guess_missing": guess_missing}
     found, columns = read_texts(file, text, label, **how)
     if columns.guessed:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hetsngp.data.images.arrays import check_soft_targets, chosen_rows, stratified
+from hetsngp.data.text.columns import TextColumns
 from hetsngp.validation import check_class_labels
 
 UNLABELLED = ("unlabelled",)
@@ -24,7 +25,7 @@ class LabelledTexts:
     """Labelled texts. ``texts``: N. ``labels``: (N,) int64 in 0 … K−1. ``class_names``: K.
 
     ``targets``, (N, K) float32: soft targets, which loaders yield in place of ``labels``; splits go by
-    ``labels``.
+    ``labels``. ``columns``: those of the table that the texts come from.
 
     >>> data = LabelledTexts(("hi", "bye", "hello", "ciao"), torch.tensor([0, 1, 0, 1]), ("greet", "leave"))
     >>> rest, held_out = data.split(0.5)
@@ -36,6 +37,7 @@ class LabelledTexts:
     labels: Tensor
     class_names: tuple[str, ...]
     targets: Tensor | None = None
+    columns: TextColumns | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.texts, str):
@@ -111,7 +113,7 @@ class LabelledTexts:
 
 
 def check_texts(texts: Sequence[Any], where: str = "texts") -> None:
-    """Check that there are texts, all of them words."""
+    """Check that there are texts, all of them words in Unicode."""
     if not texts:
         raise ValueError(f"{where}: there is no text: give at least one")
     strange = next((row for row, text in enumerate(texts) if not isinstance(text, str)), None)
@@ -119,6 +121,12 @@ def check_texts(texts: Sequence[Any], where: str = "texts") -> None:
         raise TypeError(
             f"{where}: number {strange} is {texts[strange]!r:.50}, not a text: remove it, or convert it "
             "with str"
+        )
+    broken = next((row for row, text in enumerate(texts) if not _is_unicode(text)), None)
+    if broken is not None:
+        raise ValueError(
+            f"{where}: number {broken} (counted from 0) has bytes or characters that are no Unicode, "
+            f"{texts[broken]!a:.50}: save the texts as UTF-8 again, or remove it"
         )
     empty = [row for row, text in enumerate(texts) if not text.strip()]
     if empty:
@@ -143,6 +151,15 @@ def shorten(text: str, most: int = SHOWN) -> str:
     """Beginning of a text, on one line."""
     line = " ".join(text.split())
     return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text has no halves of surrogate pairs, which also stand for bytes that are no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _some(names: Sequence[str]) -> str:

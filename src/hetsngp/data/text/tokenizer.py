@@ -87,6 +87,11 @@ class TextTokenizer:
         fast.enable_truncation(self.max_length)
         return fast
 
+    def note_on_cut(self, truncated: int, count: int) -> str:
+        """Sentence that says how many of ``count`` texts are cut."""
+        most = self.max_length
+        return f"{truncated} of {count} texts have more than {most} tokens and are cut there (max_length)"
+
     def batch(self, texts: Sequence[str]) -> dict[str, Tensor]:
         """Batch x of a few texts."""
         tokens = self.encode(LabelledTexts.unlabelled(texts))
