@@ -204,13 +204,13 @@ def flipped(y: Tensor, share: float, num_classes: int, seed: int) -> Tensor:
 # --- tables -----------------------------------------------------------------------------------------------
 
 
-def mean_and_error(values: Sequence[float]) -> list[float]:
-    """Mean and standard error over seeds."""
-    error = float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
-    return [round(float(np.mean(values)), 4), round(error, 4)]
+def mean_and_error(values: Sequence[float]) -> list[float | None]:
+    """Mean and standard error over seeds; no error of one seed."""
+    error = round(float(np.std(values, ddof=1) / len(values) ** 0.5), 4) if len(values) > 1 else None
+    return [round(float(np.mean(values)), 4), error]
 
 
-def summary(runs: Sequence[Predictions]) -> dict[str, list[float]]:
+def summary(runs: Sequence[Predictions]) -> dict[str, list[float | None]]:
     """Mean and standard error over seeds of every number."""
     each = [run.numbers() for run in runs]
     return {name: mean_and_error([numbers[name] for numbers in each]) for name in each[0]}

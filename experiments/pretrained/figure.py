@@ -37,8 +37,7 @@ def detection(axis: Any, mean: dict[str, Any], sets: dict[str, str], title: str)
     for number, (name, score) in enumerate(rows[::-1]):
         for marker, key in zip("os^", sets, strict=False):
             value, error = mean[name][f"{key}/{score}/auroc"]
-            error = 0.0 if error != error else error
-            axis.errorbar(value, number, xerr=error, fmt=marker, ms=4, color=COLOURS[name])
+            axis.errorbar(value, number, xerr=error or 0.0, fmt=marker, ms=4, color=COLOURS[name])
     names = [name if score == "ood_score" else f"softmax, {score}" for name, score in rows[::-1]]
     axis.set_yticks(range(len(rows)), names)
     for marker, label in zip("os^", sets.values(), strict=False):
