@@ -280,7 +280,7 @@ def test_a_recipe_for_texts_builds_and_has_a_loss(name: str, tmp_path: Path) -> 
         model, inputs = made.model, made.inputs
     else:
         model, tokenizer = kind.make_model(task, data)
-        inputs = kind.inputs(task, data, tokenizer)
+        inputs = kind.inputs(data, tokenizer)
     model.dataset_size = 12
     loss = model.loss(*next(iter(inputs.loader(texts, 12))))
     loss.backward()
