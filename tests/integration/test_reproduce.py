@@ -35,7 +35,7 @@ from hetsngp.paper import TABLES, Result, plan_of, reproduce
 from hetsngp.paper.synthetic import experiment as synthetic
 from hetsngp.paper.synthetic import processes as demo_runs
 from hetsngp.paper.synthetic.experiment import SETTINGS, SyntheticSettings
-from hetsngp.training import images as training
+from hetsngp.training import run_results
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +63,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
 @pytest.fixture
 def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """A picture of a training takes longer than these trainings do."""
-    monkeypatch.setattr(training, "draw_curves", lambda rows, best, path: path.write_bytes(b""))
+    monkeypatch.setattr(run_results, "draw_curves", lambda rows, best, path: path.write_bytes(b""))
 
 
 @pytest.fixture(autouse=True)
@@ -323,7 +323,7 @@ def test_a_table_that_was_killed_and_interrupted_goes_on_and_comes_to_the_same(
     def stop(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(training, "draw_curves", stop)
+    monkeypatch.setattr(run_results, "draw_curves", stop)
     done = CliRunner().invoke(make_app(), words)
     assert done.exit_code == 130
     assert done.stderr.splitlines()[-1].startswith("hetsngp: stopped; run the same command again")
@@ -335,7 +335,7 @@ def test_a_table_that_was_killed_and_interrupted_goes_on_and_comes_to_the_same(
     trained = (stopped.folder(out) / "metrics.csv").read_text()
 
     # Pictures take longer than these trainings.
-    monkeypatch.setattr(training, "draw_curves", lambda rows, best, path: path.write_bytes(b""))
+    monkeypatch.setattr(run_results, "draw_curves", lambda rows, best, path: path.write_bytes(b""))
     result, said = run_table("cifar100", out, *changes, far="scenes")
     check_files(result, out)
     assert f"{ready} of 7 runs are finished already" in said

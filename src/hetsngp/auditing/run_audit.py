@@ -61,7 +61,6 @@ from hetsngp.training.recipes.recipe import Recipe, read_recipe, recipe_names
 from hetsngp.training.recipes.task import ImageTask, Task, TextTask
 from hetsngp.validation import check_positive, check_seed
 
-AUDIT_METHOD: MethodName = "sngp"
 FOLDS = 5
 """Folds of a recipe."""
 FOLD_RUNS = "folds"
@@ -357,14 +356,15 @@ def _by_network(
     log: RoundLog,
     say: Say,
     show: bool | None,
+    method: MethodName = "sngp",
 ) -> tuple[Correction, dict[str, Any]]:
     """Correction on features of a frozen network, and how it was made.
 
-    Where no recipe says another method it is SNGP, which takes a third of the time of HetSNGP and ranks wrong
-    labels as well (experiments/label_noise).
+    Where no recipe says another ``method`` it is SNGP, which takes a third of the time of HetSNGP and ranks
+    wrong labels as well (experiments/label_noise).
     """
     began = time.perf_counter()
-    device, cache, method = find_device(settings.device), folder / FEATURES, AUDIT_METHOD
+    device, cache = find_device(settings.device), folder / FEATURES
     visible, options = at_a_terminal() if show is None else show, dict[str, Any]()
     task = None if source.recipe is None else source.recipe.task
     if source.recipe is not None:

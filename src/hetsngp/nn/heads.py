@@ -548,7 +548,8 @@ class GaussianHead(Head):
         if shift is not None:
             utility = replace(utility, mean=utility.mean + shift)
         has_variance = self.noise is not None or (posterior and self.has_posterior)
-        correlated = not self.sigmoid and functional.separated_forms(utility)[1] is not None
+        many = not self.sigmoid and self.num_classes >= functional.MANY_CLASSES
+        correlated = many and functional.separated_forms(utility)[1] is not None
         points = functional.num_label_points(utility) if correlated else None  # of all temperatures
         return lambda temperature: self._nll(utility.tempered(temperature.to(h)), y, has_variance, points)
 
@@ -560,7 +561,7 @@ class GaussianHead(Head):
             return -(y * log_yes + (1 - y) * log_no).sum(-1)
         if not has_variance:
             log_probs = torch.log_softmax(utility.mean, -1)
-        elif y.dim() == 2 or self.num_classes == 2:
+        elif y.dim() == 2 or (points is None and functional.separated_forms(utility)[1] is not None):
             log_probs = functional.softmax_log_probs(utility, seed=0)
         else:
             labels = y.repeat_interleave(self.num_members)

@@ -124,8 +124,7 @@ def frozen_model(task: ImageTask, data: TaskData) -> FrozenModel:
     short_side(side, task.resize)
     model = convert(
         network.network,
-        "deterministic",  # fit_head makes the head of the method
-        torch.zeros(2, 3, side, side),
+        example_input=torch.zeros(2, 3, side, side),
         num_classes=data.num_classes,
         freeze=True,
         copy=False,

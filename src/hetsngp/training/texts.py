@@ -79,7 +79,6 @@ class TextInputs(InputKind):
         network = self.network(task)
         model = convert(
             network.encoder,
-            "deterministic",  # fit_head makes the head of the method
             num_classes=data.num_classes,
             freeze=True,
             copy=False,

@@ -96,8 +96,8 @@ def test_a_model_saved_again_has_the_same_tensors(name: str, tmp_path: Path) -> 
     written, before = (json.loads((f / "config.json").read_text()) for f in (folder, SAVED / name))
     assert has_checksum(written)
     written.pop("checksum")
-    for entry in before.get("members", [before]):  # an option since then, and its value for such a model
-        entry["model"]["options"]["kernel"] = "rbf"
+    for entry in before.get("members", [before]):  # options since then, and their values for such a model
+        entry["model"]["options"] |= {"kernel": "rbf", "linear_share": 0.5}
     assert written == {**before, "version": 2}  # with the same name of the weights, which is their checksum
     assert_predicts(load(folder), SAVED / name)
 

@@ -267,7 +267,7 @@ def test_skip_validation_checks_no_values() -> None:
 
 
 def test_a_linear_kernel_is_half_of_the_prior_variance() -> None:
-    gp = RandomFeatureGP(6, 3, Kernel(8, amplitude=4.0, normalization="direction", linear=True))
+    gp = RandomFeatureGP(6, 3, Kernel(8, amplitude=4.0, normalization="direction", linear_share=0.5))
     h = torch.randn(50, 6)
     phi = gp.features(h)  # in training mode, by the statistics of this batch
     z = gp.normalizer.normalized(h)

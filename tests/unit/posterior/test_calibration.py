@@ -225,7 +225,7 @@ def test_the_final_temperature_is_that_of_predictions(
     """The lowest NLL with the posterior in place and the prior around the training temperature, as SciPy
     finds it. Neither the temperature of the MAP estimate nor a prior around that one would be the same: the
     tolerance allows a scale that is large enough for that."""
-    for name in ("EVALUATION_POINTS", "LABEL_POINTS"):  # so that only the search may differ
+    for name in ("EVALUATION_POINTS", "EVALUATION_POINTS_SAMPLED"):  # so that only the search may differ
         monkeypatch.setattr(link, name, 2048)
     (x, y), weight = HELD_OUT, torch.ones(len(HELD_OUT[1])).double()
     if weighted:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 from hetsngp._moved import renamed_arguments, renamed_attribute
 from hetsngp.choices import MethodName
 from hetsngp.models.methods import check_method, check_options
 from hetsngp.validation import check_positive
 
-SEVERAL_INPUTS = ("mimo", "hetsngp_mimo")
+SEVERAL_INPUTS: tuple[str, ...] = get_args(Literal["mimo", "hetsngp_mimo"])
 """Methods whose network takes several inputs at once."""
 
 
